@@ -1,0 +1,65 @@
+# Everything runs from .venv, which `make setup` creates once and brings up to date when its inputs change.
+
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+ARGS ?=
+
+# The plain package index serves torch with CUDA on Linux. For the small CPU build:
+#   make setup PIP_TORCH_ARGS="--index-url https://download.pytorch.org/whl/cpu"
+PIP_TORCH_ARGS ?=
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constraints.txt
+
+# Only the recipe that creates the environment asks for an interpreter.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+
+.PHONY: help setup demo test test-gpu lint format bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
+
+setup: $(STAMP) ## create .venv and install surefoot with its development tools
+
+$(STAMP): pyproject.toml constraints.txt
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		py="$(PYTHON)"; \
+		[ -n "$$py" ] || { echo "Python 3.11 or newer with venv is needed; install it or pass PYTHON=/path/to/python" >&2; exit 2; }; \
+		echo "creating $(VENV) with $$py"; "$$py" -m venv $(VENV); \
+	fi
+	@echo "installing into $(VENV) (minutes the first time)"
+	@$(PIP) $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
+	@$(PIP) -e '.[dev]'
+	@touch $@
+
+demo: $(STAMP) ## answer with the real model, plain and speculative, and compare
+	@$(BIN)/surefoot demo $(ARGS)
+
+test: $(STAMP) ## run the tests (ARGS="-k tree" narrows them)
+	@$(BIN)/python -m pytest $(ARGS)
+
+test-gpu: $(STAMP) ## run the tests that need a CUDA device
+	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here; run this on a machine with one and a CUDA build of torch")'
+	@$(BIN)/python -m pytest tests/gpu $(ARGS)
+
+lint: $(STAMP) ## style, types and the direction of imports
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: $(STAMP) ## apply the formatter and the safe fixes
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP) ## measure the engine against the bare pass; results go to benchmarks/results
+	@$(BIN)/python benchmarks/engine.py $(ARGS)
+
+clean: ## remove caches and build products; keeps .venv and downloaded models
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

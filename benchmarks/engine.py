@@ -1,0 +1,216 @@
+"""What the engine costs around the target's pass, and whether predicted gains arrive.
+
+1. plain decoding against the bare pass at the same width and context, in alternating steps (wanted: <= 1.10)
+2. a scripted drafter of known acceptance against (1 + sum of reach) / V(k + 1) from the cost curve measured in the same
+   turn (wanted: >= 0.95)
+3. pass time of plain decoding at context 2,000 against 200, in alternating blocks, 500 tokens each (wanted: <= 1.5)
+4. memory over 200 requests after a warm-up (wanted: flat)
+
+    python benchmarks/engine.py [--model REF] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from provenance import write
+
+from surefoot.control.fixed import FixedController
+from surefoot.core.cost import measure
+from surefoot.core.engine import Engine
+from surefoot.core.params import SamplingParams
+from surefoot.core.protocols import Need
+from surefoot.core.tree import DraftTree, Forest
+from surefoot.drafters.script import ScriptDrafter
+from surefoot.loader import open_target
+from surefoot.models import DEFAULT
+
+Target = Any
+
+
+def tokens(n: int, seed: int, vocab: int) -> list[int]:
+    rng = random.Random(seed)
+    return [rng.randrange(vocab) for _ in range(n)]
+
+
+def endless(n: int | None) -> SamplingParams:
+    return SamplingParams(max_tokens=n, ignore_eos=True)
+
+
+def plain_against_bare(target: Target, steps: int) -> dict[str, float]:
+    """Alternate engine steps and bare passes over the same number of tokens behind the same context."""
+    engine = Engine(target, reuse=False)
+    row = engine.add(tokens(200, 1, target.traits.vocab_size), endless(steps + 1))
+    engine.step()
+    step_times, bare_times = [], []
+    forest = Forest.pack([DraftTree.chain([5])], None, [True], target.traits.min_width)
+    while not row.done:
+        start = time.perf_counter()
+        engine.step()
+        middle = time.perf_counter()
+        if row.done:
+            break
+        target.score([row.slot], forest, Need())
+        end = time.perf_counter()
+        target.commit([row.slot], [()])
+        step_times.append(middle - start)
+        bare_times.append(end - middle)
+    engine.close()
+    pairs = [a / b for a, b in zip(step_times, bare_times, strict=True)]
+    return {
+        "step_ms": 1e3 * statistics.median(step_times),
+        "bare_pass_ms": 1e3 * statistics.median(bare_times),
+        "ratio": statistics.median(step_times) / statistics.median(bare_times),
+        "median_of_paired_ratios": statistics.median(pairs),
+        "steps": len(pairs),
+    }
+
+
+def scripted(target: Target, count: int) -> list[dict[str, float]]:
+    """Measured tokens/s of a script of known acceptance, over the prediction from the cost curve."""
+    prompt = tokens(150, 2, target.traits.vocab_size)
+    plain = Engine(target, reuse=False)
+    row = plain.add(prompt, endless(count + 40))
+    while not row.done:
+        plain.step()
+    truth = row.output
+    plain.close()
+    found = []
+    for accuracy in (0.3, 0.5, 0.7, 0.9):
+        for k in (1, 2, 3, 5, 7, 11):
+            drafter = ScriptDrafter(lambda _: truth, target.traits.vocab_size, accuracy=accuracy, seed=k)
+            engine = Engine(target, [drafter], FixedController("script", k), reuse=False)
+            row = engine.add(prompt, endless(count))
+            engine.step()
+            widths = (target.traits.min_width, k + 1)
+            base = 150 + count // 2
+            before = measure(target, widths, context=base, far=0, repeats=7)
+            steps: list[float] = []
+            emitted = 0
+            while row.remaining > k + 1:
+                n = len(row.tokens)
+                start = time.perf_counter()
+                engine.step()
+                steps.append(time.perf_counter() - start)
+                emitted += len(row.tokens) - n
+            after = measure(target, widths, context=base, far=0, repeats=7)
+            width = max(k + 1, target.traits.min_width)
+            v = (before(width) + after(width)) / 2
+            v1 = (before(widths[0]) + after(widths[0])) / 2
+            output = row.output
+            same = output == truth[: len(output)]
+            engine.close()
+            expected = 1 + sum(accuracy**i for i in range(1, k + 1))
+            realised = emitted / len(steps)
+            step = statistics.median(steps)
+            found.append(
+                {
+                    "accuracy": accuracy,
+                    "k": k,
+                    "expected_tokens_a_pass": expected,
+                    "measured_tokens_a_pass": realised,
+                    "pass_ms_from_curve": 1e3 * v,
+                    "step_ms": 1e3 * step,
+                    "of_prediction_at_realised_reach": v / step,
+                    "of_prediction": (realised / step) / (expected / v),
+                    "speedup_over_plain_pass": realised / step * v1,
+                    "identical": same,
+                }
+            )
+    return found
+
+
+def contexts(target: Target, count: int) -> dict[str, float]:
+    """Steps at two contexts, alternating in blocks of 25 tokens."""
+    engine = Engine(target, reuse=False)
+    vocab = target.traits.vocab_size
+    near_context, far_context = 200, min(2000, target.traits.max_context - count - 8)
+    times: dict[int, list[float]] = {near_context: [], far_context: []}
+    for block in range(max(1, count // 100)):
+        for context in times if block % 2 == 0 else reversed(times):
+            row = engine.add(tokens(context, 3, vocab), endless(101))
+            while row.cached < context:
+                engine.step()
+            while not row.done:
+                start = time.perf_counter()
+                engine.step()
+                times[context].append(time.perf_counter() - start)
+    engine.close()
+    near, far = (statistics.median(times[c]) for c in (near_context, far_context))
+    return {"near": near_context, "far": far_context, "tokens_each": len(times[far_context]), "near_ms": 1e3 * near,
+            "far_ms": 1e3 * far, "ratio": far / near}  # fmt: skip
+
+
+def resident_mb() -> float:
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+def memory(target: Target, requests: int) -> dict[str, Any]:
+    """Resident memory while equal-sized speculative requests come and go."""
+    vocab = target.traits.vocab_size
+    drafter = ScriptDrafter(lambda row: [7] * 64, vocab, accuracy=0.5)
+    engine = Engine(target, [drafter], FixedController("script", 5))
+    curve = []
+    for i in range(requests + 20):
+        engine.generate(tokens(120 + i % 7, i, vocab), max_tokens=16, ignore_eos=True)
+        if i >= 19:
+            curve.append(resident_mb())
+    engine.close()
+    return {
+        "requests": requests,
+        "first_mb": curve[0],
+        "last_mb": curve[-1],
+        "growth_percent": 100 * (curve[-1] / curve[0] - 1),
+        "every_20th_mb": [round(x, 1) for x in curve[::20]],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=DEFAULT)
+    parser.add_argument("--precision", default="auto")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions")
+    args = parser.parse_args()
+    loaded = open_target(args.model, precision=args.precision)
+    target = loaded.model
+    few = args.quick
+    curve = measure(target)
+    figures: dict[str, Any] = {
+        "model": target.traits.name,
+        "dtype": target.traits.dtype,
+        "min_width": target.traits.min_width,
+        "exact": target.traits.exact,
+        "pass_ms": {str(w): round(1e3 * s, 2) for w, s in zip(curve.widths, curve.seconds, strict=True)},
+        "plain_against_bare_pass": plain_against_bare(target, 100 if few else 400),
+        "context": contexts(target, 200 if few else 500),
+        "memory": memory(target, 40 if few else 200),
+        "scripted": scripted(target, 300 if few else 1200),
+    }
+    bare, script, context, ram = (
+        figures["plain_against_bare_pass"], figures["scripted"], figures["context"], figures["memory"],
+    )  # fmt: skip
+    worst = min(script, key=lambda s: s["of_prediction_at_realised_reach"])
+    print(f"pass ms by width: {figures['pass_ms']}")
+    print(f"plain step / bare pass: {bare['ratio']:.3f} ({bare['step_ms']:.2f} / {bare['bare_pass_ms']:.2f} ms)")
+    print(f"context {context['far']} / {context['near']}: {context['ratio']:.3f}")
+    print(f"memory over {ram['requests']} requests: {ram['first_mb']:.0f} -> {ram['last_mb']:.0f} MB")
+    for s in script:
+        print(
+            f"script accuracy {s['accuracy']} k={s['k']:2d}: {s['of_prediction']:.3f} of the prediction "
+            f"({s['of_prediction_at_realised_reach']:.3f} at the realised reach), {s['speedup_over_plain_pass']:.2f}x plain, "
+            f"identical: {'yes' if s['identical'] else 'NO'}"
+        )
+    print(f"least: {worst['of_prediction_at_realised_reach']:.3f}")
+    print(f"written: {write('engine', figures)}")
+
+
+if __name__ == "__main__":
+    main()

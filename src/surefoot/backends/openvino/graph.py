@@ -1,0 +1,118 @@
+"""From a model folder to a paged graph: read, apply the paged-attention transformation, fuse, gather before the head, tap.
+
+Inputs of the result: ``input_ids`` [M], ``position_ids`` [M], ``past_lens`` [B], ``subsequence_begins`` [B+1],
+``block_indices``, ``block_indices_begins`` [B+1], ``max_context_len`` [], ``qq_bias`` (one byte a query-query pair),
+``qq_bias_begins`` [B+1], ``logit_rows`` [R] and the caches. Outputs: logits [R, 1, V], then the taps [M, 1, H].
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import openvino.opset13 as op
+from openvino._offline_transformations import paged_attention_transformation
+
+from ...errors import BackendError, ModelNotFound, Unsupported
+from .fuse import fuse
+from .runner import first_line
+from .structure import ATTENTION, Structure, read
+
+MODEL_FILE = "openvino_model.xml"
+FACTS_FILE = "surefoot.json"
+ROWS = "logit_rows"
+DEFAULT_CONTEXT = 2048
+_SLIDING_INPUT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the folder says about the model beside the graph. ``window``: a sliding window of any layer, or 0."""
+
+    name: str
+    max_context: int
+    window: int
+
+
+def facts(folder: Path) -> Facts:
+    """Read ``surefoot.json`` (written by our conversions) or ``config.json`` (written by other exporters)."""
+    ours, theirs = _json(folder / FACTS_FILE), _json(folder / "config.json")
+    config = {**theirs, **(theirs.get("text_config") or {})}
+    if config.get("attn_logit_softcapping"):
+        raise Unsupported("the model caps its attention scores, which the paged kernel leaves out; use backend=torch")
+    limits = [config.get(k) for k in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length")]
+    limit = ours.get("max_context") or next((n for n in limits if n), None) or DEFAULT_CONTEXT
+    window = ours.get("window")
+    if window is None:
+        window = config.get("sliding_window") if config.get("use_sliding_window", True) else 0
+    return Facts(str(ours.get("name") or folder.name), int(limit), int(window or 0))
+
+
+def load(core: ov.Core, folder: Path) -> tuple[ov.Model, Structure]:
+    """The paged and fused graph. A graph that keeps other state than attention caches is refused."""
+    path = folder / MODEL_FILE
+    if not path.is_file():
+        raise ModelNotFound(f"no {MODEL_FILE} in {folder}; convert the model first or name the folder that holds it")
+    try:
+        model = core.read_model(path)
+        paged_attention_transformation(model, False, False, False, False, False, False, True)
+    except RuntimeError as e:
+        raise BackendError(f"{path} is not a causal language model OpenVINO can page ({first_line(e)}); convert it again") from None
+    kinds = [node.get_type_name() for node in model.get_ops()]
+    if ATTENTION not in kinds:
+        raise Unsupported("no attention layer of the graph can be paged; export it with past keys and values as state, or use backend=torch")
+    if "ReadValue" in kinds or "Assign" in kinds:
+        raise Unsupported("the model keeps recurrent state beside attention; use backend=torch")
+    fuse(model)
+    return model, read(model)
+
+
+def sliding_window(structure: Structure) -> int:
+    """The narrowest window that the graph itself asks of its attention, or 0."""
+    windows = []
+    for node in structure.attention:
+        source = node.input(_SLIDING_INPUT).get_source_output().get_node()
+        if source.get_type_name() == "Constant":
+            windows.append(int(np.asarray(source.data).reshape(-1)[0]))
+    return min((w for w in windows if w > 0), default=0)
+
+
+def gather_rows(model: ov.Model, structure: Structure) -> None:
+    """Let only the rows named by ``logit_rows`` reach the head: it is the widest product and its result is converted."""
+    rows = op.parameter([-1], ov.Type.i32, name=ROWS)
+    rows.output(0).set_names({ROWS})
+    port = structure.head.input(0)
+    port.replace_source_output(op.gather(port.get_source_output(), rows, op.constant(np.int32(0))).output(0))
+    model.add_parameters([rows])
+    model.validate_nodes_and_infer_types()
+
+
+def tap(model: ov.Model, structure: Structure, layers: tuple[int, ...]) -> None:
+    """Make the residual streams after these layers outputs, in order, behind the logits."""
+    if layers:
+        stream = check_layers(structure, layers)
+        model.add_outputs([node.output(0) for node in stream])
+
+
+def check_layers(structure: Structure, layers: tuple[int, ...]) -> list[Any]:
+    """The residual nodes of these layers, or a refusal that says which exist."""
+    last = len(structure.residual) - 1
+    if last < 0:
+        raise Unsupported("the residual stream of this graph was not recognised; hidden states need backend=torch")
+    if any(not 0 <= layer <= last for layer in layers):
+        raise Unsupported(f"hidden layers {list(layers)} asked for; the model has 0..{last}")
+    return [structure.residual[layer] for layer in layers]
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as e:
+        raise BackendError(f"cannot read {path} ({first_line(e)}); convert the model again") from None
+    return data if isinstance(data, dict) else {}

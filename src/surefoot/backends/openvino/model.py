@@ -1,0 +1,242 @@
+"""The fast CPU target: an OpenVINO graph with paged attention and our own block tables.
+
+One pass is one ``infer`` over ragged chains of at least ``traits.min_width`` tokens each; a tree is taken apart into its
+paths (see ``branches``). Which width keeps the logits bitwise equal across passes is what :meth:`OpenVINOModel.probe` finds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import openvino as ov
+import torch
+from torch import Tensor
+
+from ...core.protocols import InvarianceReport, Need, Scores, Traits
+from ...core.tree import Forest
+from ...errors import BackendError, BadRequest, Unsupported
+from . import branches, graph
+from .branches import Lines
+from .caches import make_pool
+from .cut import HIDDEN, split
+from .hardware import compile_options, resolve
+from .passes import arrays
+from .pool import BlockPool, Slot
+from .runner import Runner
+
+MAX_NODES = 1024
+TREES = ("auto", "chains", "mask")
+
+
+class OpenVINOModel:
+    """A :class:`~surefoot.core.protocols.TargetModel` over a folder with ``openvino_model.xml``.
+
+    precision  "auto" (bf16 where the processor has it, else f32), "bf16", "f32", or "fast" (quantized activations: not exact)
+    kv_tokens  tokens the KV pool holds over all rows; memory is only used as it fills
+    taps       layers whose residual stream ``score`` can return
+    cut        layer after which to cut for early exit (:meth:`prefix`, :meth:`suffix`)
+    trees      "chains" (exact), "mask" (each node computed once, not exact), "auto" (mask in the fast mode only)
+    report     outcome of an earlier :meth:`probe` of this model on this machine
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        precision: str = "auto",
+        kv_tokens: int | None = None,
+        threads: int | None = None,
+        taps: Sequence[int] = (),
+        cut: int | None = None,
+        trees: str = "auto",
+        report: InvarianceReport | None = None,
+        name: str | None = None,
+    ) -> None:
+        for what, number in (("kv_tokens", kv_tokens), ("threads", threads)):
+            if number is not None and number < 1:
+                raise BadRequest(f"{what} must be at least 1, not {number}")
+        if trees not in TREES:
+            raise BadRequest(f"unknown trees {trees!r}; choose one of {', '.join(TREES)}")
+        core = ov.Core()
+        self.precision = resolve(core, precision)
+        self.trees = trees if trees != "auto" else "mask" if self.precision == "fast" else "chains"
+        facts = graph.facts(Path(folder))
+        model, structure = graph.load(core, Path(folder))
+        taps = tuple(sorted(set(taps)))
+        graph.check_layers(structure, taps)
+        window = min((w for w in (facts.window, graph.sliding_window(structure)) if w), default=0)
+        graph.gather_rows(model, structure)
+        options = compile_options(self.precision, threads)
+        self._cut, self._taps = cut, taps
+        if cut is None:
+            graph.tap(model, structure, taps)
+            self._runners: tuple[Runner, ...] = (Runner(core, model, options),)
+        else:
+            self._runners = tuple(Runner(core, part, options) for part in split(model, structure, cut, taps))
+        self._pool = make_pool(self._runners, kv_tokens)
+        self._masked = False
+        # Beyond its window a sliding layer would need a mask of its own; within it, it is an ordinary layer.
+        context = min(facts.max_context, window or facts.max_context, self._pool.capacity)
+        layers = len(structure.attention)
+        self._traits = Traits(
+            name=name or facts.name,
+            vocab_size=structure.vocab_size,
+            hidden_size=structure.hidden_size,
+            n_layers=layers,
+            max_context=context,
+            max_nodes=min(MAX_NODES, context),
+            capacity=self._pool.capacity,
+            min_width=2,
+            exact=self._can_be_exact,
+            hidden=taps,
+            exits=tuple(range(1, layers)) if structure.residual else (),
+            dtype="bfloat16" if self.precision == "bf16" else "float32",
+        )
+        if report is not None:
+            self.adopt(report)
+
+    @property
+    def traits(self) -> Traits:
+        return self._traits
+
+    @property
+    def pool(self) -> BlockPool:
+        return self._pool
+
+    @property
+    def _can_be_exact(self) -> bool:
+        return self.precision != "fast" and self.trees == "chains"
+
+    def adopt(self, report: InvarianceReport) -> None:
+        """Stay in the class of passes that the probe found. Only while no slot is open: earlier KV is of another class."""
+        self.set_passes(report.min_width, report.masked)
+        self._traits = replace(self._traits, exact=report.exact and self._can_be_exact)
+
+    def passes(self) -> tuple[int, bool]:
+        """The class of passes in use: least nodes of a row, and whether every pass is masked."""
+        return self._traits.min_width, self._masked
+
+    def set_passes(self, min_width: int, masked: bool) -> None:
+        """Change the class of passes (the probe does)."""
+        self._masked = masked
+        self._traits = replace(self._traits, min_width=min_width)
+
+    def work(self, forest: Forest) -> int:
+        """Tokens that a pass over ``forest`` computes: more than its nodes where trees are taken apart."""
+        return branches.work(forest) if self.trees == "chains" else forest.nodes
+
+    def open(self, n: int) -> list[Slot]:
+        return [Slot() for _ in range(n)]
+
+    def fork(self, slot: Slot, length: int | None = None) -> Slot:
+        _alive([slot])
+        return self._pool.fork(slot, slot.length if length is None else length)
+
+    def score(self, slots: Sequence[Slot], forest: Forest, need: Need = Need()) -> Scores:
+        """ONE pass. The tensors are views of buffers: read them before the next pass of this model."""
+        if need.hidden and not set(need.hidden) <= set(self._taps):
+            raise Unsupported(f"hidden layers {list(need.hidden)} were not tapped; load the model with taps={list(need.hidden)}")
+        inputs, rows, lines = self._prepare(slots, forest)
+        if self._cut is None:
+            logits, *taps = self._runners[0].run(inputs, [rows] + [lines.size] * len(self._taps))
+        else:
+            early = sum(t <= self._cut for t in self._taps)
+            hidden, *taps = self._runners[0].run(inputs, [lines.size] * (1 + early))
+            inputs[HIDDEN] = _stream(hidden)
+            logits, *more = self._runners[1].run(inputs, [rows] + [lines.size] * (len(self._taps) - early))
+            taps += more
+        found = dict(zip(self._taps, taps, strict=True))
+        return Scores(logits[: _scored(forest)], {layer: _gather(found[layer], lines) for layer in need.hidden})
+
+    def prefix(self, slots: Sequence[Slot], forest: Forest, ahead: Sequence[int] | None = None) -> Tensor:
+        """Layers up to the cut only. Residual stream [M, H] after it, a view valid until the next pass.
+
+        ``ahead[b]``: tokens of row b behind the committed ones that earlier calls already ran through the prefix; so an
+        early-exit drafter goes on one token at a time (chains only). Nothing is committed.
+        """
+        cut = self._need_cut()
+        inputs, _, lines = self._prepare(slots, forest, ahead)
+        early = sum(t <= cut for t in self._taps)
+        return _gather(self._runners[0].run(inputs, [lines.size] * (1 + early))[0], lines)
+
+    def suffix(self, slots: Sequence[Slot], forest: Forest, hidden: Tensor) -> Scores:
+        """Layers after the cut over the streams [M, H] that :meth:`prefix` returned for the nodes of ``forest``.
+
+        Of a tree the prefix must have run as a whole. ``Scores.hidden`` has the stream at the cut and the later taps.
+        """
+        cut = self._need_cut()
+        if hidden.shape != (forest.nodes, self._traits.hidden_size):
+            raise BadRequest(f"hidden must be {[forest.nodes, self._traits.hidden_size]}, not {list(hidden.shape)}")
+        inputs, rows, lines = self._prepare(slots, forest)
+        inputs[HIDDEN] = _stream(hidden if lines.nodes is None else hidden[torch.from_numpy(lines.nodes)])
+        late = [t for t in self._taps if t > cut]
+        logits, *taps = self._runners[1].run(inputs, [rows] + [lines.size] * len(late))
+        return Scores(logits[: _scored(forest)], {cut: hidden, **{t: _gather(x, lines) for t, x in zip(late, taps, strict=True)}})
+
+    def commit(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
+        _alive(slots)
+        for slot, path in zip(slots, paths, strict=True):
+            if len(path) and not (0 <= path[0] and path[-1] < slot.pending and all(a < b for a, b in zip(path, path[1:]))):
+                raise BadRequest(f"cannot commit nodes {list(path)}: the row's last pass had {slot.pending} nodes; name them ascending")
+        for slot, path in zip(slots, paths, strict=True):
+            branches.keep(self._pool, slot, path)
+
+    def close(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            if slot.open:
+                self._pool.release(slot)
+
+    def probe(self) -> InvarianceReport:
+        from .probe import probe
+
+        return probe(self)
+
+    def _prepare(
+        self, slots: Sequence[Slot], forest: Forest, ahead: Sequence[int] | None = None
+    ) -> tuple[dict[str, np.ndarray], int, Lines]:
+        _alive(slots)
+        widths = [hi - lo for lo, hi in zip(forest.begins, forest.begins[1:])]
+        if max(widths) > self._traits.max_nodes:
+            raise BadRequest(f"a row has {max(widths)} nodes but the backend takes {self._traits.max_nodes} a pass; split it")
+        if ahead is not None:
+            if not all(forest.linear):
+                raise BadRequest("tokens ahead are for chains; run the prefix over a whole tree at once")
+            widths = [w + a for w, a in zip(widths, ahead, strict=True)]
+        masked = self._masked
+        if ahead is None and self.trees == "chains":
+            lines = branches.lay_out(self._pool, slots, forest, self._traits.min_width)
+        else:
+            self._pool.reserve(slots, widths)
+            lines = Lines(slots, None, None, forest.begins)
+            masked = masked or not all(forest.linear)
+        for slot, width in zip(slots, widths, strict=True):
+            slot.pending = width
+        return *arrays(lines, forest, self._pool.block, masked, ahead), lines
+
+    def _need_cut(self) -> int:
+        if self._cut is None:
+            raise Unsupported("the model was loaded whole; load it with cut=LAYER for early exit")
+        return self._cut
+
+
+def _stream(hidden: Tensor) -> np.ndarray:
+    """[M, H] -> float32 [M, 1, H]."""
+    flat = hidden.detach().to(torch.float32).contiguous().numpy()
+    return flat.reshape(flat.shape[0], 1, -1)
+
+
+def _gather(hidden: Tensor, lines: Lines) -> Tensor:
+    """Tokens of the pass -> nodes of the forest."""
+    return hidden if lines.place is None else hidden[torch.from_numpy(lines.place)]
+
+
+def _scored(forest: Forest) -> int:
+    return sum(size - root for size, root in zip(forest.sizes, forest.roots, strict=True))
+
+
+def _alive(slots: Sequence[Slot]) -> None:
+    if not all(slot.open for slot in slots):
+        raise BackendError("a slot was used after it was closed; open a new one")

@@ -1,0 +1,256 @@
+"""The reference backend: any transformers causal language model, on CPU or GPU, through its public interface.
+
+Contract: :class:`surefoot.core.protocols.TargetModel`. Every pass, chains included, gives the model an explicit
+4-D mask and explicit positions, so plain and speculative decoding take one attention path. The KV cache is ours
+(:mod:`.torch_cache`), a fork copies its prefix, and a new pass drops whatever the last one left uncommitted.
+With ``static=True`` the cache is allocated once and passes are padded to the same few shapes: all rows, full context,
+widths that are powers of two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..core.protocols import InvarianceReport, Need, Scores, Slot, Traits
+from ..core.tree import Forest
+from ..errors import BackendError, Unsupported
+from .torch_batch import Batch, bucket, lay_out
+from .torch_cache import Pool, round_up
+from .torch_family import describe, masked_attention
+from .torch_load import from_pretrained
+from .torch_probe import compare_with_full_pass, invariance
+from .torch_taps import Taps
+
+STATIC_CONTEXT = 2048
+"""Tokens a row of a static cache holds where ``capacity_tokens`` does not say."""
+
+
+@dataclass(slots=True, eq=False)
+class TorchSlot:
+    """``pending``: parents of the row's nodes in the last pass, padding excluded, until they are committed."""
+
+    index: int
+    length: int = 0
+    pending: list[int] | None = None
+
+
+class TorchModel:
+    """A loaded transformers model as a target, or as a draft model."""
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        capacity_tokens: int | None = None,
+        max_rows: int = 16,
+        max_nodes: int = 512,
+        max_context: int | None = None,
+        static: bool = False,
+        name: str | None = None,
+    ) -> None:
+        """``capacity_tokens``: most cached tokens of all rows together. ``max_nodes``: widest pass of a row."""
+        self._family = family = describe(model)
+        if min(max_rows, max_nodes) < 1 or (capacity_tokens is not None and capacity_tokens < max_rows):
+            raise Unsupported("max_rows and max_nodes must be at least 1, capacity_tokens at least max_rows")
+        masked_attention(model)
+        self.model = model.eval()
+        self._static = static
+        weight = model.get_input_embeddings().weight
+        self._device, self._dtype = weight.device, model.dtype
+        context = min(family.max_context, max_context or family.max_context)
+        if static:
+            a_row = capacity_tokens // max_rows if capacity_tokens else min(context, STATIC_CONTEXT)
+            context = min(context, a_row)
+        nodes = min(max_nodes, context)
+        self._capacity = capacity_tokens or max_rows * context
+        columns = {"columns": round_up(context + bucket(nodes))} if static else {}
+        self._pool = Pool(family.layers, max_rows, fixed=static, **columns)
+        self._slots: dict[int, TorchSlot] = {}
+        self._traits = Traits(
+            name=name or str(getattr(model.config, "name_or_path", "") or model.config.model_type),
+            vocab_size=0,
+            hidden_size=family.hidden_size,
+            n_layers=family.layers,
+            max_context=context,
+            max_nodes=nodes,
+            capacity=self._capacity,
+            exact=False,
+            hidden=tuple(range(family.layers + 1)) if family.blocks is not None else (),
+            device=str(self._device),
+            dtype=str(self._dtype).removeprefix("torch."),
+        )
+        self._traits = replace(self._traits, vocab_size=compare_with_full_pass(self))
+
+    @staticmethod
+    def load(
+        path: str, *, device: str = "auto", dtype: str = "auto", attention: str | None = None, **options: Any
+    ) -> TorchModel:
+        """A folder (never the network) or a hub id; ``options`` as in the constructor.
+
+        ``auto``: CUDA where there is one; float32 on CPU, else the stored dtype. ``attention``: eager or sdpa.
+        """
+        return TorchModel(from_pretrained(path, device, dtype, attention), **{"name": str(path), **options})
+
+    @property
+    def traits(self) -> Traits:
+        return self._traits
+
+    @property
+    def max_rows(self) -> int:
+        return self._pool.max_rows
+
+    def open(self, n: int) -> list[Slot]:
+        return [self._new_slot() for _ in range(n)]
+
+    def fork(self, slot: Slot, length: int | None = None) -> Slot:
+        source = self._own(slot)
+        kept = source.length if length is None else length
+        if not 0 <= kept <= source.length:
+            raise BackendError(f"cannot fork {kept} tokens of a row that has {source.length}; give a length up to that")
+        self._room(kept)
+        new = self._new_slot()
+        self._pool.copy(source.index, new.index, kept)
+        new.length = kept
+        return new
+
+    def close(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
+            mine = cast(TorchSlot, slot)
+            if self._slots.get(mine.index) is mine:
+                del self._slots[mine.index]
+                mine.pending, mine.length = None, 0
+                self._pool.give(mine.index)
+
+    def score(self, slots: Sequence[Slot], forest: Forest, need: Need) -> Scores:
+        mine = [self._own(s) for s in slots]
+        self._check(mine, forest, need)
+        if not mine:
+            return Scores(torch.zeros(0, self._traits.vocab_size, device=self._device))
+        for slot in self._slots.values():
+            slot.pending = None
+        batch = self._batch(mine, forest)
+        kept = self._kept_columns(batch, forest)
+        logits, hidden = self._forward(batch, kept, need)
+        for b, slot in enumerate(mine):
+            lo = forest.begins[b]
+            slot.pending = forest.parents[lo : lo + forest.sizes[b]].tolist()
+        scored = forest.scored().numpy()
+        rows = torch.from_numpy(batch.row[scored]).to(self._device)
+        places = torch.from_numpy(np.searchsorted(kept, batch.column[scored])).to(self._device)
+        every = torch.from_numpy(batch.row * batch.ids.shape[1] + batch.column).to(self._device)
+        taps = {layer: h.reshape(-1, h.shape[-1])[every] for layer, h in hidden.items()}
+        return Scores(logits[rows, places].float(), taps)
+
+    def commit(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
+        for slot, path in zip(slots, paths, strict=True):
+            mine, nodes = self._own(slot), [int(i) for i in path]
+            if mine.pending is None:
+                raise BackendError("commit follows the pass that scored the row, once; score the row again")
+            chain = [-1, *nodes[:-1]]
+            if any(not 0 <= i < len(mine.pending) or mine.pending[i] != p for i, p in zip(nodes, chain, strict=False)):
+                raise BackendError(f"{nodes} is not a path from the row's first node; commit an accepted path")
+            self._pool.keep(mine.index, mine.length, nodes)
+            mine.length += len(nodes)
+            mine.pending = None
+
+    def probe(self) -> InvarianceReport:
+        return invariance(self)
+
+    def adopt(self, report: InvarianceReport) -> None:
+        """Let the traits say what the probe found."""
+        self._traits = replace(self._traits, exact=report.exact, min_width=report.min_width)
+
+    def _own(self, slot: Slot) -> TorchSlot:
+        mine = cast(TorchSlot, slot)
+        if self._slots.get(mine.index) is not mine:
+            raise BackendError("the row is closed or belongs to another model; open a new one")
+        return mine
+
+    def _new_slot(self) -> TorchSlot:
+        slot = TorchSlot(self._pool.take())
+        self._slots[slot.index] = slot
+        return slot
+
+    def _room(self, tokens: int) -> None:
+        held = sum(s.length for s in self._slots.values())
+        if held + tokens > self._capacity:
+            raise BackendError(
+                f"the KV cache holds {held} of {self._capacity} tokens, {tokens} more do not fit; raise capacity_tokens"
+            )
+
+    def _check(self, slots: list[TorchSlot], forest: Forest, need: Need) -> None:
+        if len(slots) != forest.rows or len({s.index for s in slots}) != len(slots):
+            raise BackendError(f"{forest.rows} rows need as many different slots; got {len(slots)}")
+        missing = set(need.hidden) - set(self._traits.hidden)
+        if missing:
+            raise Unsupported(f"no hidden states after layer {min(missing)}; this model offers {self._traits.hidden}")
+        longest = self._traits.max_context
+        for b, slot in enumerate(slots):
+            lo, hi = forest.begins[b], forest.begins[b + 1]
+            if hi - lo > self._traits.max_nodes:
+                raise BackendError(f"{hi - lo} nodes in a row, the limit is {self._traits.max_nodes}; raise max_nodes")
+            if forest.sizes[b] and slot.length + int(forest.depth[lo : lo + forest.sizes[b]].max()) >= longest:
+                raise BackendError(f"the row would pass {longest} tokens, the model's context; shorten prompt or draft")
+        self._room(sum(forest.sizes))
+
+    def _batch(self, slots: list[TorchSlot], forest: Forest) -> Batch:
+        width = max(self._traits.min_width, *np.diff(forest.begins).tolist())
+        if self._static:
+            width, rows, seen = bucket(width), list(range(self._pool.max_rows)), self._pool.columns
+        else:
+            rows, seen = sorted(s.index for s in slots), round_up(max(s.length for s in slots) + width)
+        self._pool.reserve(seen)
+        return lay_out(
+            forest,
+            [s.index for s in slots],
+            {s.index: s.length for s in self._slots.values()},
+            rows=rows,
+            width=width,
+            seen=seen,
+            max_context=self._traits.max_context,
+            windows=self._family.windows,
+            device=self._device,
+            dtype=self._dtype,
+        )
+
+    def _kept_columns(self, batch: Batch, forest: Forest) -> np.ndarray:
+        """[K] ascending columns whose logits are computed: those wanted, and more where the shape class asks for it."""
+        width = batch.ids.shape[1]
+        if not self._family.keeps_logits:
+            return np.arange(width)
+        wanted = np.unique(batch.column[forest.scored().numpy()])
+        count = min(width, max(len(wanted), self._traits.min_width))
+        if self._static:
+            count = min(width, bucket(count))
+        spare = np.setdiff1d(np.arange(width), wanted)
+        return np.sort(np.concatenate([wanted, spare[: count - len(wanted)]]))
+
+    @torch.no_grad()
+    def _forward(self, batch: Batch, kept: np.ndarray, need: Need) -> tuple[Tensor, dict[int, Tensor]]:
+        """Logits [B, K, V] and residual streams [B, W, H]."""
+        masks = batch.masks if self._family.keyed else next(iter(batch.masks.values()))
+        extra: dict[str, Any] = {self._family.cache_argument: self._pool.cache}
+        if self._family.keeps_logits:
+            extra["logits_to_keep"] = torch.from_numpy(kept).to(self._device)
+        self._pool.place = batch.place
+        try:
+            with Taps(self._family.blocks, need.hidden) as taps:
+                out = self.model(
+                    input_ids=batch.ids,
+                    attention_mask=masks,
+                    position_ids=batch.positions,
+                    use_cache=True,
+                    return_dict=True,
+                    **extra,
+                )
+        except torch.OutOfMemoryError as e:
+            raise BackendError(f"no memory for {tuple(batch.ids.shape)} nodes; lower max_rows or max_nodes") from e
+        finally:
+            self._pool.place = None
+        return out.logits, taps.streams

@@ -1,0 +1,304 @@
+"""The engine: plan, propose, pack, score, verify, commit, learn. One loop for every drafter, backend and rule.
+
+A step is one forward pass over all running rows. Plain decoding is a plan of zero drafted tokens; prefill is a chain of
+pending tokens that is committed whole. What a pass computed and did not commit vanishes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import BadDraft, BadRequest
+from .completion import Codec, Completion, Prompt
+from .law import argmax, law
+from .noise import Noise
+from .params import SamplingParams
+from .pool import Pool
+from .protocols import PLAIN, Controller, Costs, Drafter, Need, Plan, Slot, TargetModel, Verdict
+from .request import Piece, Row
+from .trace import record
+from .tree import PENDING, DraftTree, Forest
+from .verify import greedy, verify
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One row's share of a pass: ``lead`` pending tokens, then a tree. ``wanted``: the last pending token is reached."""
+
+    row: Row
+    slot: Slot
+    lead: list[int]
+    tree: DraftTree
+    wanted: bool = True
+    drafter: str | None = None
+
+
+class Engine:
+    """Runs requests on a target; every output follows the target's law, whatever the drafters say.
+
+    ``controller`` plans each row's draft; without one every plan is plain decoding. ``chunk``: most prefill tokens of a
+    pass. ``reuse``: share the cache of common prefixes (default: where the target is exact). ``clock``: seconds.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        drafters: Sequence[Drafter] = (),
+        controller: Controller | None = None,
+        *,
+        codec: Codec | None = None,
+        max_rows: int = 64,
+        chunk: int = 256,
+        reuse: bool | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.target = target
+        self.drafters: dict[str, Drafter] = {d.name: d for d in drafters}
+        self.names: dict[int, str] = {PENDING: "target"} | {d.source: d.name for d in drafters}
+        if len(self.names) != len(drafters) + 1 or len(self.drafters) != len(drafters):
+            raise BadRequest("two drafters share a name or a source number; give each its own")
+        self.controller = controller
+        self.codec = codec
+        self.clock = clock
+        self._chunk = max(1, min(chunk, target.traits.max_nodes))
+        self._need = Need(tuple(sorted({layer for d in drafters for layer in d.needs.hidden})))
+        self._pool = Pool(target, max_rows, target.traits.exact if reuse is None else reuse)
+        self._next_id = 0
+
+    def add(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        noise: Noise | None = None,
+        trace: bool = False,
+        parent: Row | None = None,
+    ) -> Row:
+        """Queue a request and return its row. ``parent``: a row whose cache the prompt shares."""
+        params = params if params is not None else SamplingParams()
+        tokens = self._tokens(prompt)
+        traits = self.target.traits
+        # a padded row reaches min_width - 1 positions past its last token
+        room = traits.max_context - (traits.min_width - 1) - len(tokens)
+        if room < 1:
+            raise BadRequest(f"the prompt has {len(tokens)} tokens but the context holds {traits.max_context}; shorten it")
+        if params.stop and self.codec is None:
+            raise BadRequest("stop strings need a tokenizer; load the engine with one or use stop_token_ids")
+        row = Row(
+            self._next_id,
+            tokens,
+            params,
+            limit=room if params.max_tokens is None else min(room, params.max_tokens),
+            eos=self.codec.eos_ids if self.codec is not None else (),
+            decoder=self.codec.decoder() if self.codec is not None else None,
+            noise=noise,
+        )
+        if trace:
+            row.stats.trace = []
+        self._pool.enqueue(row, parent)
+        self._next_id += 1
+        return row
+
+    def fork(self, row: Row, extra: Sequence[int] = (), params: SamplingParams | None = None) -> Row:
+        """A new request whose prompt is all that ``row`` holds now, plus ``extra``; the common cache is shared."""
+        return self.add([*row.tokens, *extra], params or row.params, parent=row)
+
+    def abort(self, row: Row) -> None:
+        """End a request now; what was generated stays in the row. Harmless on a row that has ended."""
+        if not row.done:
+            row.abort()
+            self._retire([row])
+
+    @property
+    def rows(self) -> list[Row]:
+        """Requests that have not ended."""
+        return [*self._pool.running, *self._pool.waiting]
+
+    def generate(self, prompt: Prompt, *, trace: bool = False, **options: Any) -> Completion:
+        """Run one request to its end. Options are those of :class:`SamplingParams`."""
+        return self.generate_batch([prompt], trace=trace, **options)[0]
+
+    def generate_batch(self, prompts: Sequence[Prompt], *, trace: bool = False, **options: Any) -> list[Completion]:
+        """Run several requests together, as ragged rows of the same passes."""
+        params = SamplingParams.build(options)
+        rows: list[Row] = []
+        try:
+            rows += [self.add(p, params, trace=trace) for p in prompts]
+            while any(not r.done for r in rows):
+                self.step()
+        finally:
+            for r in rows:
+                self.abort(r)
+        return [Completion.of(r, self.names) for r in rows]
+
+    def stream(self, prompt: Prompt, *, trace: bool = False, **options: Any) -> Iterator[Piece]:
+        """Pieces of one request as they become final; closing the iterator ends the request."""
+        return self.follow(self.add(prompt, SamplingParams.build(options), trace=trace))
+
+    def follow(self, row: Row) -> Iterator[Piece]:
+        """Step until ``row`` ends and yield its pieces."""
+        try:
+            while not row.done:
+                self.step()
+                piece = row.drain(self.names)
+                if piece is not None:
+                    yield piece
+        finally:
+            self.abort(row)
+
+    def completion(self, row: Row) -> Completion:
+        """The result of a row, finished or not."""
+        return Completion.of(row, self.names)
+
+    def step(self) -> list[Row]:
+        """One pass over the running rows; returns the rows that emitted tokens."""
+        start = self.clock()
+        rows = self._pool.admit()
+        if not rows:
+            return []
+        parts = self._parts(rows)
+        slots = [p.slot for p in parts]
+        forest = Forest.pack(
+            [p.tree for p in parts], [p.lead for p in parts], [p.wanted for p in parts], self.target.traits.min_width
+        )
+        context = max(slot.length for slot in slots)
+        before = self.clock()
+        scores = self.target.score(slots, forest, self._need)
+        after = self.clock()
+        verdicts: list[Verdict | None] = []
+        paths: list[list[int]] = []
+        traced: list[tuple[Part, Tensor, Verdict, int]] = []
+        begin = 0
+        best = argmax(scores.logits) if any(p.row.params.temperature == 0 for p in parts) else []
+        for part in parts:
+            if not part.wanted:
+                verdicts.append(None)
+                paths.append(list(range(len(part.tree))))
+                continue
+            end = begin + len(part.tree)
+            verdict = self._verify(part, scores.logits[begin:end], best[begin:end])
+            kept = self._commit(part, verdict)
+            # the last kept token stays pending; its KV, if any, is not committed
+            lead = len(part.lead)
+            paths.append([*range(lead + 1), *(lead + i for i in verdict.path[: kept - 1])])
+            verdicts.append(verdict)
+            if part.row.stats.trace is not None:
+                traced.append((part, scores.logits[begin:end], verdict, kept))
+            begin = end
+        entries = [(p, record(p.row, p.tree, g, v, n, p.drafter, after - start)) for p, g, v, n in traced]
+        self.target.commit(slots, paths)
+        for drafter in self.drafters.values():
+            drafter.observe([p.row for p in parts], forest, scores, verdicts)
+        seconds = self.clock() - start
+        prefill = sum(len(p.lead) + (0 if p.wanted else len(p.tree)) for p in parts)
+        costs = Costs(before - start, after - before, seconds - (after - start), forest.nodes, prefill, context)
+        for p, entry in entries:
+            p.row.stats.add_trace(replace(entry, seconds=seconds))
+        for part in parts:
+            part.row.stats.add_time(costs, prefill=bool(part.lead) or not part.wanted)
+        done = [(p, v) for p, v in zip(parts, verdicts, strict=True) if v is not None]
+        if self.controller is not None and done:
+            self.controller.learn([p.row for p, _ in done], [p.tree for p, _ in done], [v for _, v in done], costs)
+        self._retire([p.row for p, _ in done if p.row.done])
+        return [p.row for p, _ in done]
+
+    def _parts(self, rows: Sequence[Row]) -> list[Part]:
+        """Prefill chunks for rows with several pending tokens, trees for the others."""
+        budget = self._chunk
+        parts: list[Part] = []
+        for row in rows:
+            slot = row.slot
+            assert slot is not None  # running rows have one
+            pending = row.tokens[slot.length :]
+            if len(pending) == 1:
+                parts.append(Part(row, slot, [], DraftTree.chain(pending)))
+            elif budget > 0:
+                now = pending[:budget]
+                budget -= len(now)
+                if len(now) == len(pending):
+                    parts.append(Part(row, slot, now[:-1], DraftTree.chain(now[-1:])))
+                else:
+                    parts.append(Part(row, slot, [], DraftTree.chain(now), wanted=False))
+        for part in parts:
+            part.row.turn += part.wanted  # how prefill was cut up must not shift the random numbers
+        ready = [i for i, p in enumerate(parts) if p.wanted and not p.lead]
+        if self.controller is not None and ready:
+            plans = self.controller.plan([parts[i].row for i in ready])
+            for name, drafter in self.drafters.items():
+                chosen = [
+                    (i, plan)
+                    for i, asked in zip(ready, plans, strict=True)
+                    if asked.drafter == name and (plan := self._within(parts[i], asked)).nodes > 0
+                ]
+                if chosen:
+                    trees = drafter.propose([parts[i].row for i, _ in chosen], [plan for _, plan in chosen])
+                    for (i, plan), tree in zip(chosen, trees, strict=True):
+                        parts[i] = replace(parts[i], tree=self._checked(parts[i].row, tree, plan), drafter=name)
+        return parts
+
+    def _within(self, part: Part, plan: Plan) -> Plan:
+        """The plan, cut to what budget, context and backend allow: no draft reaches past the last token wanted."""
+        traits = self.target.traits
+        depth = min(plan.depth, part.row.remaining - 1, traits.max_context - len(part.row.tokens))
+        nodes = min(plan.nodes, traits.max_nodes - 1, depth if plan.width == 1 or not traits.tree else plan.nodes)
+        if depth < 1 or nodes < 1:
+            return PLAIN
+        return replace(plan, depth=depth, nodes=nodes, width=plan.width if traits.tree else 1)
+
+    def _checked(self, row: Row, tree: DraftTree, plan: Plan) -> DraftTree:
+        tree.check(self.target.traits.vocab_size, self.target.traits.max_nodes)
+        if int(tree.tokens[0]) != row.tokens[-1]:
+            raise BadDraft("node 0 of a draft must be the row's last token; build the tree on row.tokens[-1]")
+        if len(tree) > plan.nodes + 1:
+            raise BadDraft(f"the draft has {len(tree) - 1} nodes but the plan allows {plan.nodes}; keep to plan.nodes")
+        return tree
+
+    def _verify(self, part: Part, logits: Tensor, best: list[int]) -> Verdict:
+        """Verdict for one row; ``logits`` [N, V] and their ``best`` tokens (given where a row is greedy)."""
+        row = part.row
+        rule = row.rule(part.tree.q is not None)
+        if rule == "greedy":
+            return greedy(part.tree, best)
+        return verify(part.tree, law(logits, row.params), row.noise, rule, len(row.tokens), row.turn)
+
+    def _commit(self, part: Part, verdict: Verdict) -> int:
+        """Commit a verdict to its row and count what was kept."""
+        row, tree = part.row, part.tree
+        tokens = [*(int(tree.tokens[i]) for i in verdict.path), verdict.token]
+        sources = [*(int(tree.source[i]) for i in verdict.path), PENDING]
+        kept = row.commit(tokens, sources)
+        row.stats.add_pass([self.names[s] for s in tree.source.tolist()[1:]], [self.names[s] for s in sources[:kept]])
+        return kept
+
+    def _retire(self, rows: Sequence[Row]) -> None:
+        if rows:
+            for drafter in self.drafters.values():
+                drafter.forget(rows)
+            if self.controller is not None:
+                self.controller.forget(rows)
+            self._pool.end(rows)
+
+    def close(self) -> None:
+        """End all requests and give back their cache."""
+        for row in self.rows:
+            self.abort(row)
+        self._pool.clear()
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        if self.codec is not None:
+            tokens = self.codec.prompt(prompt)
+        elif isinstance(prompt, str) or not all(isinstance(t, int) for t in prompt):
+            raise BadRequest("this engine has no tokenizer; give token ids")
+        else:
+            tokens = [t for t in prompt if isinstance(t, int)]
+        if not tokens:
+            raise BadRequest("the prompt is empty; give at least one token")
+        vocab = self.target.traits.vocab_size
+        if not all(0 <= t < vocab for t in tokens):
+            raise BadRequest(f"prompt token ids must lie in 0..{vocab - 1}; tokenize with the target's tokenizer")
+        return tokens

@@ -1,0 +1,102 @@
+"""Random numbers that depend on nothing but (seed, position, lane, round).
+
+A draw is a pure function of its key, so the number of drafted tokens, the batch and the order of work cannot
+shift it. Generator: Philox-4x64 (Salmon et al., SC'11), key = seed, counter = (0, round, lane, position); doubles of
+53 bits, so that no token of a large vocabulary wins the race by a zero.
+
+``Enumerate`` answers the same calls by walking through *all* outcomes with their exact probabilities; the exact
+tests run engine and verifier on it.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+TARGET, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3
+"""Lanes: the target's own draw, acceptance tests, residual draws, a drafter's own draws."""
+
+_M64 = (1 << 64) - 1
+T = TypeVar("T")
+
+
+class Noise(Protocol):
+    """Source of every random decision of one row."""
+
+    def categorical(self, weights: Tensor, position: int, lane: int, turn: int = 0) -> int:
+        """An index drawn in proportion to ``weights`` [V] (non-negative, not all zero)."""
+        ...
+
+    def accept(self, probability: float, position: int, lane: int, turn: int = 0, index: int = 0) -> bool:
+        """True with this probability; ``index`` tells siblings at one position apart."""
+        ...
+
+
+class Philox:
+    """Counter-based noise of one seed. The seed is reduced to 128 bits."""
+
+    __slots__ = ("_key", "seed")
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = secrets.randbits(64) if seed is None else seed
+        self._key = np.array([self.seed & _M64, (self.seed >> 64) & _M64], dtype=np.uint64)
+
+    def _generator(self, position: int, lane: int, turn: int) -> np.random.Generator:
+        counter = np.array([0, turn & _M64, lane, position], dtype=np.uint64)
+        return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
+
+    def categorical(self, weights: Tensor, position: int, lane: int, turn: int = 0) -> int:
+        # argmax(w / E) with E ~ Exp(1) is argmax(log w + Gumbel) without the logarithms
+        race = weights.detach().cpu().numpy() / self._generator(position, lane, turn).standard_exponential(weights.shape[0])
+        return int(race.argmax())
+
+    def accept(self, probability: float, position: int, lane: int, turn: int = 0, index: int = 0) -> bool:
+        return bool(self._generator(position, lane, turn).random(index + 1)[index] < probability)
+
+
+class Enumerate:
+    """Noise that follows a given list of outcomes and records the branches it could have taken."""
+
+    __slots__ = ("branches", "chosen", "probability")
+
+    def __init__(self, chosen: list[int]) -> None:
+        self.chosen = chosen
+        self.branches: list[list[int]] = []
+        self.probability = 1.0
+
+    def _take(self, outcomes: list[int], probabilities: list[float]) -> int:
+        depth = len(self.branches)
+        self.branches.append(outcomes)
+        if depth == len(self.chosen):
+            self.chosen.append(0)
+        which = self.chosen[depth]
+        self.probability *= probabilities[which]
+        return outcomes[which]
+
+    def categorical(self, weights: Tensor, position: int, lane: int, turn: int = 0) -> int:
+        w = weights.detach().cpu().double().numpy()
+        support = np.flatnonzero(w > 0)
+        return self._take(support.tolist(), (w[support] / w[support].sum()).tolist())
+
+    def accept(self, probability: float, position: int, lane: int, turn: int = 0, index: int = 0) -> bool:
+        if probability <= 0.0 or probability >= 1.0:
+            return probability >= 1.0
+        return bool(self._take([0, 1], [1.0 - probability, probability]))
+
+
+def enumerate_law(run: Callable[[Noise], T]) -> Iterator[tuple[T, float]]:
+    """Every outcome of ``run(noise)`` with its exact probability (outcomes may repeat; add them up)."""
+    chosen: list[int] = []
+    while True:
+        noise = Enumerate(chosen)
+        result = run(noise)
+        yield result, noise.probability
+        while chosen and chosen[-1] + 1 == len(noise.branches[len(chosen) - 1]):
+            chosen.pop()
+        if not chosen:
+            return
+        chosen[-1] += 1

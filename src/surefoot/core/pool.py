@@ -1,0 +1,121 @@
+"""Which requests run: admission by cache capacity, and reuse of the cache of ended requests.
+
+A request is admitted when the cache can hold it to its last token, so a running request never starves. Ended requests
+keep their slot for a while; a new prompt that begins like one of them (or like a running one) forks it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from ..errors import BadRequest
+from .protocols import TargetModel
+from .request import Row
+
+_SLACK = 128
+"""Tokens a request may need beyond its own: drafted nodes, padding, rounding to cache blocks."""
+_WORTH = 16
+"""Shortest common prefix that is worth a fork."""
+
+
+class Pool:
+    """Waiting and running rows of one target. ``reuse``: share the cache of common prefixes."""
+
+    def __init__(self, target: TargetModel, max_rows: int, reuse: bool, kept_rows: int = 8) -> None:
+        self.target = target
+        self.running: list[Row] = []
+        self.waiting: deque[Row] = deque()
+        self._max_rows = max_rows
+        self._reuse = reuse
+        self._kept_rows = kept_rows
+        self._ended: deque[Row] = deque()
+        self._parents: dict[int, Row] = {}
+
+    def enqueue(self, row: Row, parent: Row | None = None) -> None:
+        """Queue a row; refuse one that can never fit."""
+        capacity = self.target.traits.capacity
+        if _size(row) > capacity:
+            raise BadRequest(
+                f"prompt and max_tokens need room for {_size(row)} tokens but the cache holds {capacity}; "
+                "lower max_tokens or load the model with a larger kv_tokens"
+            )
+        if parent is not None:
+            self._parents[row.id] = parent
+        self.waiting.append(row)
+
+    def admit(self) -> list[Row]:
+        """Start waiting rows in order while they fit; returns the running rows."""
+        while self.waiting and len(self.running) < self._max_rows:
+            row = self.waiting[0]
+            if not self._room(_size(row)):
+                break
+            self.waiting.popleft()
+            self._start(row)
+            self.running.append(row)
+        return self.running
+
+    def end(self, rows: Sequence[Row]) -> None:
+        """Take rows out of service; their cache may serve later prompts."""
+        for row in rows:
+            self._parents.pop(row.id, None)
+            if row in self.waiting:
+                self.waiting.remove(row)
+            if row in self.running:
+                self.running.remove(row)
+            if row.slot is not None and row not in self._ended:
+                self._ended.append(row)
+        while len(self._ended) > (self._kept_rows if self._reuse else 0):
+            self._drop()
+
+    def clear(self) -> None:
+        """Give back the cache of ended rows."""
+        while self._ended:
+            self._drop()
+
+    def _drop(self) -> None:
+        old = self._ended.popleft()
+        if old.slot is not None:
+            self.target.close([old.slot])
+            old.slot = None
+
+    def _room(self, size: int) -> bool:
+        capacity = self.target.traits.capacity
+        used = sum(_size(r) for r in self.running)
+        while self._ended and used + sum(r.cached + _SLACK for r in self._ended) + size > capacity:
+            self._drop()
+        return used + size <= capacity
+
+    def _start(self, row: Row) -> None:
+        """Give the row a slot: a fork of the longest common prefix in the cache, or an empty one."""
+        parent = self._parents.pop(row.id, None)
+        candidates = [parent] if parent is not None else [*self._ended, *self.running] if self._reuse else []
+        best, length = None, 0
+        for other in candidates:
+            n = _common(row.tokens, other.tokens, min(other.cached, row.n_prompt - 1))
+            if n > length:
+                best, length = other, n
+        if best is not None and best.slot is not None and (length >= _WORTH or parent is not None):
+            row.slot = self.target.fork(best.slot, length)
+            row.stats.cached_tokens = length
+            if best in self._ended:  # recently useful: last to be dropped
+                self._ended.remove(best)
+                self._ended.append(best)
+        else:
+            row.slot = self.target.open(1)[0]
+
+
+def _size(row: Row) -> int:
+    return row.n_prompt + row.limit + _SLACK
+
+
+def _common(a: list[int], b: list[int], most: int) -> int:
+    """Length of the longest common prefix, at most ``most``."""
+    lo, hi = 0, max(0, most)
+    while lo < hi:
+        mid = (lo + hi + 1) // 2
+        if a[lo:mid] == b[lo:mid]:
+            lo = mid
+        else:
+            hi = mid - 1
+    return lo

@@ -1,0 +1,210 @@
+"""The protocols between engine, targets, drafters and controllers, and the small values that pass between them.
+
+B rows, N nodes in a tree, M nodes in a forest, R scored nodes, V vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from .tree import DraftTree, Forest
+
+if TYPE_CHECKING:
+    from .request import Row
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What a target can do. ``exact``: the probe found a class of passes with bitwise equal logits."""
+
+    name: str
+    vocab_size: int
+    hidden_size: int
+    n_layers: int
+    max_context: int
+    """Most tokens of one row, prompt and output together."""
+    max_nodes: int
+    """Most new tokens of one row in one pass."""
+    capacity: int
+    """Tokens that the KV pool holds over all rows."""
+    min_width: int = 1
+    """Rows of a pass narrower than this are padded (by :meth:`Forest.pack`)."""
+    tree: bool = True
+    exact: bool = True
+    hidden: tuple[int, ...] = ()
+    """Layers whose residual stream can be tapped: l = after layer l, 0 = embeddings."""
+    exits: tuple[int, ...] = ()
+    """Layers after which the model can be cut for early exit."""
+    device: str = "cpu"
+    dtype: str = "float32"
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a pass must return beside logits: residual streams after these layers."""
+
+    hidden: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Result of one pass; valid until the next pass of the same target.
+
+    logits  [R, V] float32 or float64, rows in the order of :meth:`Forest.scored`
+    hidden  layer -> [M, H]
+    """
+
+    logits: Tensor
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InvarianceReport:
+    """Outcome of the probe. ``difference[name]`` is the largest |logit difference| against the reference pass."""
+
+    exact: bool
+    min_width: int
+    masked: bool
+    """Whether every pass must use the masked (tree) attention path to stay in one class."""
+    difference: dict[str, float]
+
+
+class Slot(Protocol):
+    """One row's place in a target's cache."""
+
+    @property
+    def length(self) -> int:
+        """Tokens whose KV is committed."""
+        ...
+
+
+@runtime_checkable
+class TargetModel(Protocol):
+    """A causal language model with a cache of committed tokens and one kind of forward pass."""
+
+    @property
+    def traits(self) -> Traits: ...
+
+    def open(self, n: int) -> list[Slot]:
+        """n empty slots."""
+        ...
+
+    def fork(self, slot: Slot, length: int | None = None) -> Slot:
+        """A new slot with the first ``length`` (default: all) committed tokens of ``slot``; shares their KV."""
+        ...
+
+    def score(self, slots: Sequence[Slot], forest: Forest, need: Need) -> Scores:
+        """ONE forward pass over all rows. The new KV is provisional."""
+        ...
+
+    def commit(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
+        """Keep the KV of these nodes (local to the row, ascending) of the last pass, drop all else."""
+        ...
+
+    def close(self, slots: Sequence[Slot]) -> None:
+        """Give the slots back. Closing twice is harmless."""
+        ...
+
+    def probe(self) -> InvarianceReport:
+        """Score the same tokens at several widths and shapes and compare the logits bit for bit."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a controller asks for one row: at most ``depth`` tokens deep, ``width`` children a node, ``nodes`` in all.
+
+    ``floor``: a proposal whose estimated probability of being reached lies under it is not worth its cost.
+    A plan of zero nodes is plain decoding.
+    """
+
+    drafter: str | None = None
+    depth: int = 0
+    width: int = 1
+    nodes: int = 0
+    floor: float = 0.0
+
+
+PLAIN = Plan()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Outcome of verification: accepted nodes from the root downwards (root excluded), and the target's own token."""
+
+    path: tuple[int, ...]
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Measured seconds of one step."""
+
+    draft: float
+    score: float
+    other: float
+    nodes: int
+    """Nodes of the pass, padding included."""
+    prefill: int
+    """Nodes of the pass that only filled the cache; 0 in pure decoding."""
+    context: int
+    """Longest context of the pass."""
+
+
+class Drafter(Protocol):
+    """Proposes a tree for each row. It learns from passes that are made anyway; it never changes the output."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def source(self) -> int:
+        """The number that marks this drafter's nodes, from 1 up."""
+        ...
+
+    @property
+    def needs(self) -> Need: ...
+
+    def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
+        """One tree a row, ``row.tokens[-1]`` its node 0 and within the plan; only that node where it has nothing to say."""
+        ...
+
+    def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
+        """Called after every pass, ``rows`` being those of the forest; ``None``: the row was only prefilled."""
+        ...
+
+    def forget(self, rows: Sequence[Row]) -> None:
+        """The rows ended; drop their state."""
+        ...
+
+
+class Controller(Protocol):
+    """Decides what each row drafts in the next step."""
+
+    def plan(self, rows: Sequence[Row]) -> list[Plan]: ...
+
+    def learn(
+        self,
+        rows: Sequence[Row],
+        trees: Sequence[DraftTree],
+        verdicts: Sequence[Verdict],
+        costs: Costs,
+    ) -> None: ...
+
+    def forget(self, rows: Sequence[Row]) -> None: ...
+
+
+class Decoder(Protocol):
+    """Incremental detokenizer of one row."""
+
+    def push(self, token: int) -> str:
+        """Text that became final with this token ('' while a character is incomplete)."""
+        ...
+
+    def flush(self) -> str:
+        """Text of an incomplete tail."""
+        ...

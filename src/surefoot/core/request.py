@@ -1,0 +1,157 @@
+"""One request and its single commit function.
+
+``Row.commit`` is the only place where tokens become output: it walks them in order and applies EOS, stop tokens, stop
+strings and budget to each. Whatever it does not keep never happened: cache, statistics, stream and usage follow its
+return value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from .noise import Noise, Philox
+from .params import SamplingParams
+from .protocols import Decoder, Slot
+from .stats import Stats
+from .verify import choose_rule
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of the stream: text that became final, the tokens that were kept, and the source of each.
+
+    The source of a token that the target itself chose is ``"target"``. Texts add up to the completion's text.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    sources: tuple[str, ...]
+    finish_reason: str | None = None
+
+
+class Row:
+    """State of one request. ``tokens``: prompt and kept output; the last one is pending (not in the cache)."""
+
+    def __init__(
+        self,
+        id: int,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        *,
+        limit: int,
+        eos: Sequence[int] = (),
+        decoder: Decoder | None = None,
+        noise: Noise | None = None,
+    ) -> None:
+        self.id = id
+        self.tokens: list[int] = list(prompt)
+        self.n_prompt = len(self.tokens)
+        self.params = params
+        self.limit = limit
+        self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
+        self.noise: Noise = noise if noise is not None else Philox(params.seed)
+        self.slot: Slot | None = None
+        self.turn = 0
+        """Passes so far; keys the random numbers of rules and drafters that draw anew in every pass."""
+        self.finish_reason: str | None = None
+        self.stats = Stats()
+        self.sources: list[int] = []
+        """Source number of each output token."""
+        self.text = ""
+        """Final text; what may be the start of a stop string is still withheld."""
+        self._decoder = decoder
+        self._withheld = ""
+        self._sent_text = 0
+        self._sent_tokens = 0
+
+    @property
+    def output(self) -> list[int]:
+        return self.tokens[self.n_prompt :]
+
+    @property
+    def remaining(self) -> int:
+        """New tokens that the budget still allows."""
+        return self.limit - (len(self.tokens) - self.n_prompt)
+
+    @property
+    def cached(self) -> int:
+        """Tokens whose KV is in the target's cache."""
+        return self.slot.length if self.slot is not None else 0
+
+    @property
+    def done(self) -> bool:
+        return self.finish_reason is not None
+
+    def rule(self, has_q: bool) -> str:
+        """The verification rule for a proposal with or without a law."""
+        seeded = self.params.seed is not None
+        return choose_rule(self.params.verification, self.params.temperature == 0, seeded, has_q)
+
+    def commit(self, tokens: Sequence[int], sources: Sequence[int]) -> int:
+        """Append tokens in order until one ends the request; returns how many were kept."""
+        for kept, (token, source) in enumerate(zip(tokens, sources, strict=True), 1):
+            self.tokens.append(token)
+            self.sources.append(source)
+            stopped = self._read(token)
+            if stopped or token in self.stop_ids:
+                self.finish_reason = "stop"
+            elif self.remaining <= 0:
+                self.finish_reason = "length"
+            if self.done:
+                if not stopped:
+                    self._flush()
+                return kept
+        return len(tokens)
+
+    def abort(self) -> None:
+        """End the request where it stands; what was generated stays."""
+        if not self.done:
+            self.finish_reason = "abort"
+            self._flush()
+
+    def drain(self, names: Mapping[int, str]) -> Piece | None:
+        """What was kept since the last call; ``names`` maps source numbers to drafters."""
+        text, start = self.text[self._sent_text :], self._sent_tokens
+        if not text and start == len(self.sources) and not self.done:
+            return None
+        self._sent_text, self._sent_tokens = len(self.text), len(self.sources)
+        sources = tuple(names[s] for s in self.sources[start:])
+        return Piece(text, tuple(self.tokens[self.n_prompt + start :]), sources, self.finish_reason)
+
+    def _read(self, token: int) -> bool:
+        """Add the token's text; True if it completed a stop string. Tokens that stop have no text."""
+        if self._decoder is None or token in self.stop_ids:
+            return False
+        return self._release(self._decoder.push(token), final=False)
+
+    def _flush(self) -> None:
+        self._release(self._decoder.flush() if self._decoder is not None else "", final=True)
+
+    def _release(self, new: str, final: bool) -> bool:
+        stops = self.params.stop
+        if not stops:
+            self.text += new
+            return False
+        text = self._withheld + new
+        found = [(at, -len(s)) for s in stops if (at := text.find(s)) >= 0]
+        if found:
+            at, size = min(found)
+            self.text += text[: at - size if self.params.include_stop_str_in_output else at]
+            self._withheld = ""
+            return True
+        keep = 0 if final else _begun(text, stops)
+        self.text += text[: len(text) - keep]
+        self._withheld = text[len(text) - keep :]
+        return False
+
+
+def _begun(text: str, stops: Sequence[str]) -> int:
+    """Length of the longest end of ``text`` that begins a stop string."""
+    longest = 0
+    for stop in stops:
+        for n in range(min(len(stop) - 1, len(text)), longest, -1):
+            if text.endswith(stop[:n]):
+                longest = n
+                break
+    return longest

@@ -1,0 +1,138 @@
+"""A smaller language model as drafter: any backend, linear drafts (Leviathan et al., 2023; Chen et al., 2023).
+
+The draft model's cache holds verified tokens only. A round catches up with the tokens committed since, in the same pass that
+gives the first drafted token, then drafts on a fork that is closed at the end: rejected tokens never need removing.
+
+Greedy rows get the draft's argmax. Sampled rows verified by ``ratio`` get tokens drawn from the draft's law, which is
+reported as ``q``; under ``coupled`` the draft draws with the target's own noise, which agrees more often, and reports nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.law import argmax, law
+from ..core.noise import DRAFT, TARGET
+from ..core.protocols import Need, Plan, Scores, Slot, TargetModel, Verdict
+from ..core.request import Row
+from ..core.tree import DraftTree, Forest
+from ..errors import BackendError, VocabMismatch
+
+
+class ModelDrafter:
+    """``vocab_size``: that of the target; the draft's may be padded beyond it or fall short of it, with equal ids."""
+
+    name = "model"
+    needs = Need()
+
+    def __init__(self, draft: TargetModel, vocab_size: int, *, chunk: int = 256, source: int = 1) -> None:
+        if abs(draft.traits.vocab_size - vocab_size) > max(512, vocab_size // 100):
+            raise VocabMismatch(
+                f"the draft model has {draft.traits.vocab_size} tokens, the target {vocab_size}; use a draft of the same family"
+            )
+        self.draft = draft
+        self.source = source
+        self._vocab = vocab_size
+        self._chunk = min(chunk, draft.traits.max_nodes)
+        self._slots: dict[int, Slot] = {}
+
+    def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
+        trees = {row.id: DraftTree.chain(row.tokens[-1:]) for row in rows}
+        live = [(r, min(p.depth, p.nodes)) for r, p in zip(rows, plans, strict=True) if self._fits(r, p)]
+        if not live:
+            return list(trees.values())
+        try:
+            logits = self._catch_up([r for r, _ in live])
+            self._draft(live, logits, trees)
+        except BackendError:
+            # the draft's cache is full: go on without drafts rather than fail the request
+            self.forget(rows)
+        return [trees[row.id] for row in rows]
+
+    def _fits(self, row: Row, plan: Plan) -> bool:
+        return len(row.tokens) + min(plan.depth, plan.nodes) + self.draft.traits.min_width <= self.draft.traits.max_context
+
+    def _catch_up(self, rows: Sequence[Row]) -> Tensor:
+        """Commit all verified tokens; logits [B, V] after each row's last one."""
+        for row in rows:
+            if row.id not in self._slots:
+                self._slots[row.id] = self.draft.open(1)[0]
+        slots = [self._slots[row.id] for row in rows]
+        last: list[Tensor | None] = [None] * len(rows)
+        while any(x is None for x in last):
+            now = [
+                (i, row.tokens[slot.length : slot.length + self._chunk], slot)
+                for i, (row, slot) in enumerate(zip(rows, slots, strict=True))
+                if slot.length < len(row.tokens)
+            ]
+            ends = [slot.length + len(tokens) == len(rows[i].tokens) for i, tokens, slot in now]
+            found = self._pass([tokens for _, tokens, _ in now], [slot for _, _, slot in now], ends)
+            for (i, _, _), end in zip(now, ends, strict=True):
+                if end:
+                    last[i] = next(found)
+        return torch.stack([x for x in last if x is not None])
+
+    def _pass(self, chains: Sequence[Sequence[int]], slots: Sequence[Slot], wanted: Sequence[bool]) -> Iterator[Tensor]:
+        """One committed pass over chains; the last token's logits of the wanted ones, in order."""
+        forest = Forest.pack(
+            [DraftTree.chain(c[-1:]) for c in chains],
+            [c[:-1] for c in chains],
+            wanted,
+            self.draft.traits.min_width,
+        )
+        logits = self.draft.score(slots, forest, Need()).logits.clone()
+        self.draft.commit(slots, [range(len(c)) for c in chains])
+        return iter(logits)
+
+    def _draft(self, live: list[tuple[Row, int]], logits: Tensor, trees: dict[int, DraftTree]) -> None:
+        forks: list[Slot] = []
+        try:
+            drafted: list[list[int]] = [[r.tokens[-1]] for r, _ in live]
+            laws: list[list[Tensor]] = [[] for _ in live]
+            going = list(range(len(live)))
+            step = 0
+            while going:
+                for i, row_logits in zip(going, logits, strict=True):
+                    token, q = self._choose(live[i][0], row_logits, step)
+                    drafted[i].append(token)
+                    if q is not None:
+                        laws[i].append(q)
+                step += 1
+                going = [i for i in going if live[i][1] > step]
+                if not going:
+                    break
+                if not forks:
+                    forks = [self.draft.fork(self._slots[row.id]) for row, _ in live]
+                found = self._pass([drafted[i][-1:] for i in going], [forks[i] for i in going], [True] * len(going))
+                logits = torch.stack(list(found))
+            for (row, _), tokens, qs in zip(live, drafted, laws, strict=True):
+                trees[row.id] = DraftTree.chain(tokens, torch.stack(qs) if qs else None, self.source)
+        finally:
+            self.draft.close(forks)
+
+    def _choose(self, row: Row, logits: Tensor, step: int) -> tuple[int, Tensor | None]:
+        """A drafted token for position ``len(row.tokens) + step``, and its law if it has to be reported."""
+        logits = self._to_target(logits)
+        if row.params.temperature == 0:
+            return argmax(logits.unsqueeze(0))[0], None
+        q = law(logits.unsqueeze(0), row.params)[0]
+        position = len(row.tokens) + step
+        if row.rule(has_q=True) == "ratio":
+            return row.noise.categorical(q, position, DRAFT, row.turn), q
+        return row.noise.categorical(q, position, TARGET), None
+
+    def _to_target(self, logits: Tensor) -> Tensor:
+        """[V] logits over the target's vocabulary: padding ids cut off, missing ones impossible."""
+        if logits.shape[0] >= self._vocab:
+            return logits[: self._vocab]
+        return torch.nn.functional.pad(logits, (0, self._vocab - logits.shape[0]), value=-torch.inf)
+
+    def observe(
+        self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]
+    ) -> None: ...
+
+    def forget(self, rows: Sequence[Row]) -> None:
+        self.draft.close([self._slots.pop(row.id) for row in rows if row.id in self._slots])

@@ -1,0 +1,75 @@
+"""Scripted drafts: right, wrong, or right with a given probability. Public: for tests and for measuring the engine.
+
+The script needs to know the answer: ``truth(row)`` is the row's whole output under plain decoding, as far as known.
+Whether the draft at a position is right is a function of (seed, position), so every run offers the same drafts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from ..core.noise import DRAFT, Philox
+from ..core.protocols import Need, Plan, Scores, Verdict
+from ..core.request import Row
+from ..core.tree import DraftTree, Forest
+from ..errors import BadRequest
+
+
+class ScriptDrafter:
+    """``accuracy``: 1.0 is an oracle, 0.0 always wrong. ``tree``: beside each node of the chain a wrong sibling."""
+
+    name = "script"
+    needs = Need()
+
+    def __init__(
+        self,
+        truth: Callable[[Row], Sequence[int]] | Mapping[tuple[int, ...], Sequence[int]],
+        vocab_size: int,
+        *,
+        accuracy: float = 1.0,
+        tree: bool = False,
+        seed: int = 0,
+        source: int = 1,
+    ) -> None:
+        if not 0.0 <= accuracy <= 1.0:
+            raise BadRequest(f"accuracy={accuracy!r} is not allowed; give a probability from 0 to 1")
+        if vocab_size < 2:
+            raise BadRequest("a script needs a vocabulary of two tokens or more, to be able to be wrong")
+        self._truth = truth if callable(truth) else lambda row: truth[tuple(row.tokens[: row.n_prompt])]
+        self._vocab = vocab_size
+        self._accuracy = accuracy
+        self._tree = tree
+        self._noise = Philox(seed)
+        self.source = source
+
+    def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
+        return [self._one(row, plan) for row, plan in zip(rows, plans, strict=True)]
+
+    def _one(self, row: Row, plan: Plan) -> DraftTree:
+        start = len(row.tokens) - row.n_prompt
+        truth = list(self._truth(row))[start : start + plan.depth]
+        tokens, parents, node = [row.tokens[-1]], [-1], 0
+        for i, right in enumerate(truth):
+            wrong = (right + 1) % self._vocab
+            hit = self._noise.accept(self._accuracy, len(row.tokens) + i, DRAFT)
+            siblings = [right if hit else wrong]
+            if self._tree and plan.width > 1:
+                siblings.insert(i % 2, wrong if hit else (right + 2) % self._vocab)
+            siblings = list(dict.fromkeys(siblings))
+            if len(tokens) + len(siblings) > plan.nodes + 1:
+                break
+            first = len(tokens)
+            tokens += siblings
+            parents += [node] * len(siblings)
+            node = first + siblings.index(right if hit else wrong)
+        source = torch.full((len(tokens),), self.source, dtype=torch.int16)
+        source[0] = 0
+        return DraftTree(torch.tensor(tokens), torch.tensor(parents), None, source)
+
+    def observe(
+        self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]
+    ) -> None: ...
+
+    def forget(self, rows: Sequence[Row]) -> None: ...

@@ -1,0 +1,306 @@
+"""The composition root: names become an Engine. Nothing else knows concrete backends, drafters and controllers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .core.cost import CostModel
+from .errors import BadRequest, Unsupported, VocabMismatch
+from .models import DEFAULT, ModelRef, Progress, building, converted_dir, fetch, fingerprint, resolve
+
+if TYPE_CHECKING:
+    from .calibrate import Calibration
+    from .core.engine import Engine
+    from .core.protocols import Controller, Drafter, TargetModel
+    from .text import Codec
+
+DRAFTERS = {
+    "ngram": "surefoot.drafters.ngram:NgramDrafter",
+    "suffix": "surefoot.drafters.suffix:SuffixDrafter",
+    "model": "surefoot.drafters.model:ModelDrafter",
+    "script": "surefoot.drafters.script:ScriptDrafter",
+}
+CONTROLLERS = {
+    "fixed": "surefoot.control.fixed:FixedController",
+    "window": "surefoot.control.window:WindowController",
+    "goodput": "surefoot.control.goodput:GoodputController",
+}
+BACKENDS = ("auto", "openvino", "torch")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A loaded model: the target, its tokenizer, and what was measured of it."""
+
+    model: TargetModel
+    codec: Codec
+    calibration: Calibration
+    path: Path
+
+
+def load(
+    model: str | os.PathLike[str] = DEFAULT,
+    drafter: str | Drafter | None = "auto",
+    backend: str = "auto",
+    *,
+    controller: str | Controller = "auto",
+    num_speculative_tokens: int | None = None,
+    draft_model: str | os.PathLike[str] | None = None,
+    precision: str = "auto",
+    kv_tokens: int | None = None,
+    max_rows: int = 64,
+    progress: Progress | None = None,
+) -> Engine:
+    """An engine for ``model``, whose output is that of plain decoding, sooner.
+
+    model        ``smollm2-135m-instruct`` (default), a GGUF file, an OpenVINO or transformers folder, a hub id
+    drafter      ``auto``, ``none``, ``ngram``, ``suffix``, ``model``, with options as ``"ngram:max_n=3,k=5"``, or a drafter
+    backend      ``auto``, ``openvino``, ``torch``
+    controller   ``auto`` (by measured cost), ``fixed``, ``window``, ``goodput``, or a controller
+    num_speculative_tokens  draft length: with ``auto`` the most, with ``fixed`` always
+    draft_model  reference of the draft model (drafter ``model``)
+    precision    ``auto``, ``bf16``, ``f32``, ``fast`` (not exact) on openvino; ``auto``, ``float32``, ``bfloat16``, ``float16`` on torch
+    kv_tokens    tokens that the cache holds over all requests
+
+    Raises :class:`~surefoot.errors.SurefootError` subclasses that name the fix.
+    """
+    _parse(drafter, draft_model, num_speculative_tokens)  # a wrong name is told before anything is loaded
+    target = open_target(model, backend, precision=precision, kv_tokens=kv_tokens, progress=progress)
+    return assemble(
+        target,
+        drafter,
+        backend,
+        controller=controller,
+        num_speculative_tokens=num_speculative_tokens,
+        draft_model=draft_model,
+        precision=precision,
+        max_rows=max_rows,
+        progress=progress,
+    )
+
+
+def assemble(
+    target: Target,
+    drafter: str | Drafter | None = "auto",
+    backend: str = "auto",
+    *,
+    controller: str | Controller = "auto",
+    num_speculative_tokens: int | None = None,
+    draft_model: str | os.PathLike[str] | None = None,
+    precision: str = "auto",
+    max_rows: int = 64,
+    progress: Progress | None = None,
+) -> Engine:
+    """An engine on a loaded target; several may share one. Options as in :func:`load`, those of the model for the draft."""
+    from .core.engine import Engine
+
+    name, options, length = _parse(drafter, draft_model, num_speculative_tokens)
+    made: Drafter | None
+    if drafter is None or name == "none":
+        _refuse_rest("none", options)
+        made = None
+    elif not isinstance(drafter, str):
+        made = drafter
+    else:
+        made = _drafter(name, options, target, draft_model, backend, precision, progress)
+    return Engine(
+        target.model,
+        [made] if made is not None else [],
+        _controller(controller, made, length, target) if made is not None else None,
+        codec=target.codec,
+        max_rows=max_rows,
+    )
+
+
+def _parse(
+    drafter: str | Drafter | None, draft_model: str | os.PathLike[str] | None, given: int | None
+) -> tuple[str, dict[str, Any], int | None]:
+    """Name, options and draft length of a drafter."""
+    name, options = _spec(drafter) if isinstance(drafter, str) else ("custom", {})
+    if draft_model is not None and name == "auto":
+        name = "model"
+    if (name == "model") != (draft_model is not None):
+        raise BadRequest("drafter 'model' and draft_model belong together; give both or neither")
+    return name, options, _length(options, given)
+
+
+def open_target(
+    model: str | os.PathLike[str] | ModelRef = DEFAULT,
+    backend: str = "auto",
+    *,
+    precision: str = "auto",
+    kv_tokens: int | None = None,
+    progress: Progress | None = None,
+) -> Target:
+    """Load a model as a target, probed, with its tokenizer."""
+    if backend not in BACKENDS:
+        raise BadRequest(f"unknown backend {backend!r}; choose {', '.join(BACKENDS)}")
+    ref = resolve(model)
+    path = fetch(ref, progress)
+    kind = resolve(path).kind
+    if backend == "auto":
+        backend = _backend_for(kind)
+        try:
+            return _open(kind, path, backend, precision, kv_tokens, progress)
+        except Unsupported:
+            if backend == "torch" or kind != "transformers":
+                raise
+            backend = "torch"
+    return _open(kind, path, backend, precision, kv_tokens, progress)
+
+
+def _backend_for(kind: str) -> str:
+    """The CPU backend, except for transformers models on a machine with a GPU."""
+    if kind != "transformers":
+        return "openvino"
+    import torch
+
+    return "torch" if torch.cuda.is_available() else "openvino"
+
+
+def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | None, progress: Progress | None) -> Target:
+    from .calibrate import Calibration
+    from .text import Codec
+
+    codec = Codec.load(path)
+    target: Any
+    if backend == "torch":
+        from .backends.torch import TorchModel
+
+        if kind == "openvino":
+            raise Unsupported(f"{path} is an OpenVINO model; use backend='openvino' or give the transformers folder")
+        target = TorchModel.load(str(path), dtype=precision, capacity_tokens=kv_tokens)
+    else:
+        from .backends.openvino import OpenVINOModel
+
+        target = OpenVINOModel(_openvino_folder(kind, path, progress), precision=precision, kv_tokens=kv_tokens, name=path.stem)
+    traits = target.traits
+    calibration = Calibration(f"{fingerprint(path)}\0{backend}\0{traits.device}\0{traits.dtype}\0{precision}", progress)
+    target.adopt(calibration.report(target.probe))
+    if codec.vocab_size > target.traits.vocab_size:
+        raise VocabMismatch(
+            f"the tokenizer has {codec.vocab_size} tokens but the model {target.traits.vocab_size}; give the model's own tokenizer"
+        )
+    return Target(target, codec, calibration, path)
+
+
+def _openvino_folder(kind: str, path: Path, progress: Progress | None) -> Path:
+    """The model in OpenVINO form, converted once into the cache."""
+    if kind == "openvino":
+        return path
+    from .backends.openvino import convert
+
+    folder = converted_dir(path, convert.VERSION)
+    with building(folder, progress) as staging:
+        if staging is not None:
+            (convert.from_gguf if kind == "gguf" else convert.from_transformers)(path, staging / "model", progress)
+            for made in (staging / "model").iterdir():
+                made.rename(staging / made.name)
+            (staging / "model").rmdir()
+    return folder
+
+
+def _drafter(
+    name: str,
+    options: Mapping[str, Any],
+    target: Target,
+    draft_model: str | os.PathLike[str] | None,
+    backend: str,
+    precision: str,
+    progress: Progress | None,
+) -> Drafter:
+    if name == "model":
+        assert draft_model is not None
+        _refuse_rest(name, options)
+        draft = open_target(draft_model, backend, precision=precision, progress=progress)
+        target.codec.compare(draft.codec).require()
+        made: Drafter = _import(DRAFTERS[name])(draft.model, target.model.traits.vocab_size)
+        return made
+    name = "suffix" if name == "auto" else name
+    if name == "script":
+        raise BadRequest("drafter 'script' needs the answers; make a ScriptDrafter in Python and pass it as drafter=")
+    try:
+        made = _import(DRAFTERS[name])(**options)
+    except TypeError as error:
+        raise BadRequest(f"drafter {name!r}: {str(error).split(') ')[-1]}; see its documentation for the options") from None
+    return made
+
+
+def _controller(controller: str | Controller, drafter: Drafter, length: int | None, target: Target) -> Controller:
+    if not isinstance(controller, str):
+        return controller
+    traits = target.model.traits
+    most = traits.max_nodes - 1
+    if length is not None and length > most:
+        raise BadRequest(f"num_speculative_tokens={length} is more than the backend takes in a pass ({most}); lower it")
+    made: Controller
+    if controller in ("auto", "goodput"):
+        cost: CostModel = target.calibration.cost(target.model)
+        made = _import(CONTROLLERS["goodput"])(
+            drafter.name, cost, max_draft=16 if length is None else length, min_width=traits.min_width
+        )
+    elif controller == "fixed":
+        made = _import(CONTROLLERS[controller])(drafter.name, 4 if length is None else length)
+    elif controller == "window":
+        high = 8 if length is None else length
+        made = _import(CONTROLLERS[controller])(drafter.name, high, min(2, high), min(4, high))
+    else:
+        raise BadRequest(f"unknown controller {controller!r}; {_known(controller, ['auto', *CONTROLLERS])}")
+    return made
+
+
+def _spec(text: str) -> tuple[str, dict[str, Any]]:
+    """``NAME[:key=value,…]`` as name and options; numbers and true/false become values."""
+    name, _, rest = text.partition(":")
+    name = name.strip().lower()
+    known = ["auto", "none", *DRAFTERS]
+    if name not in known:
+        raise BadRequest(f"unknown drafter {name!r}; {_known(name, known)}")
+    options: dict[str, Any] = {}
+    for item in filter(None, (part.strip() for part in rest.split(","))):
+        key, equals, value = item.partition("=")
+        if not equals or not key:
+            raise BadRequest(f"drafter option {item!r} is not key=value; write {name}:key=value,key=value")
+        options[key.strip().replace("-", "_")] = _value(value.strip())
+    return name, options
+
+
+def _value(text: str) -> Any:
+    for read in (int, float):
+        try:
+            return read(text)
+        except ValueError:
+            pass
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+def _length(options: dict[str, Any], given: int | None) -> int | None:
+    for key in ("num_speculative_tokens", "k"):
+        if key in options:
+            if given is not None:
+                raise BadRequest(f"the draft length is given twice ({key} and num_speculative_tokens); give it once")
+            given = options.pop(key)
+    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
+        raise BadRequest(f"num_speculative_tokens={given!r} is not allowed; give 0 (plain decoding) or a positive whole number")
+    return given
+
+
+def _refuse_rest(name: str, options: Mapping[str, Any]) -> None:
+    if options:
+        raise BadRequest(f"drafter {name!r} takes no option {next(iter(options))!r}; leave it out")
+
+
+def _known(name: str, known: Sequence[str]) -> str:
+    near = get_close_matches(name, known, 1)
+    return f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(known)
+
+
+def _import(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,29 @@
+"""Model references, the cache, and what models can do.
+
+Contract: ``resolve`` names a model, ``fetch`` makes it local, ``describe`` reads its headers, ``building`` makes a
+derived folder once, however many processes ask for it.
+"""
+
+from .cache import Progress, building, cache_root, derived_dir, fingerprint
+from .describe import Capabilities, describe
+from .fetch import CachedModel, converted_dir, fetch, list_cached
+from .packaged import DEFAULT, PACKAGED
+from .reference import ModelRef, resolve
+
+__all__ = [
+    "DEFAULT",
+    "PACKAGED",
+    "CachedModel",
+    "Capabilities",
+    "ModelRef",
+    "Progress",
+    "building",
+    "cache_root",
+    "converted_dir",
+    "derived_dir",
+    "describe",
+    "fetch",
+    "fingerprint",
+    "list_cached",
+    "resolve",
+]

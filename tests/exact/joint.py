@@ -1,0 +1,144 @@
+"""Exact joint laws by enumeration: the engine on all outcomes of its noise, against the product of the table's laws."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+
+from surefoot.backends.table import TableModel
+from surefoot.control.fixed import FixedController
+from surefoot.core.engine import Engine
+from surefoot.core.law import law
+from surefoot.core.noise import DRAFT, Noise, enumerate_law
+from surefoot.core.params import SamplingParams
+from surefoot.core.protocols import Plan
+from surefoot.core.request import Row
+from surefoot.core.tree import DraftTree
+from toys import tree
+
+Law = dict[tuple[int, ...], float]
+TOLERANCE = 1e-12
+CAUGHT = 1e-3
+PROMPT = (0, 1)
+
+
+def expected(target: TableModel, params: SamplingParams, n: int, prompt: Sequence[int] = PROMPT) -> Law:
+    """The law of the first n tokens: the product of the target's own laws."""
+    out: Law = {(): 1.0}
+    for _ in range(n):
+        longer: Law = {}
+        for path, mass in out.items():
+            p = law(target.next_logits([*prompt, *path])[None], params)[0]
+            longer |= {(*path, x): mass * float(p[x]) for x in range(len(p)) if p[x] > 0}
+        out = longer
+    return out
+
+
+def observed(engine: Engine, params: SamplingParams, n: int, prompt: Sequence[int] = PROMPT, beside=()) -> Law:
+    """The law of the engine's first n tokens; ``beside``: (prompt, params) of rows that share its passes."""
+
+    def once(noise: Noise) -> tuple[int, ...]:
+        others = [engine.add(p, s) for p, s in beside]
+        row = engine.add(prompt, params, noise=noise)
+        while not row.done:
+            engine.step()
+        for other in others:
+            engine.abort(other)
+        return tuple(row.output[:n])
+
+    out: Law = defaultdict(float)
+    for tokens, mass in enumerate_law(once):
+        out[tokens] += mass
+    return dict(out)
+
+
+def distance(a: Law, b: Law) -> float:
+    """Total variation."""
+    return 0.5 * sum(abs(a.get(x, 0.0) - b.get(x, 0.0)) for x in {*a, *b})
+
+
+def engine_of(target: TableModel, drafter=None, k: int = 2, width: int = 1, nodes: int | None = None, **options) -> Engine:
+    if drafter is None:
+        return Engine(target, reuse=False, **options)
+    return Engine(target, [drafter], FixedController(drafter.name, k, width, nodes), reuse=False, **options)
+
+
+def gap(engine: Engine, params: SamplingParams, n: int = 3, beside=()) -> float:
+    """Total variation between what the engine says and what it should say; the total mass must be 1."""
+    assert isinstance(engine.target, TableModel)
+    seen = observed(engine, params, n, beside=beside)
+    assert abs(sum(seen.values()) - 1.0) <= TOLERANCE
+    return distance(seen, expected(engine.target, params, n))
+
+
+def draft_law(draft: TableModel, row: Row, path: Sequence[int]) -> torch.Tensor:
+    """q [V] after the row's tokens and a drafted path."""
+    return law(draft.next_logits([*row.tokens, *path])[None], row.params)[0]
+
+
+def q_chain(draft: TableModel, stop_below: float = 0.0, drop_below: float = 0.0) -> Callable[[Row, Plan], DraftTree]:
+    """A chain drawn from the draft's law. ``stop_below``: ends *after* a token less likely than this (exact).
+
+    ``drop_below``: discards such a token instead (wrong: it looks at the token's own sampled value).
+    """
+
+    def one(row: Row, plan: Plan) -> DraftTree:
+        tokens: list[int] = []
+        laws: list[torch.Tensor] = []
+        while len(tokens) < plan.depth:
+            q = draft_law(draft, row, tokens)
+            token = row.noise.categorical(q, len(row.tokens) + len(tokens), DRAFT, row.turn)
+            if float(q[token]) < drop_below:
+                break
+            tokens.append(token)
+            laws.append(q)
+            if float(q[token]) < stop_below:
+                break
+        return DraftTree.chain([row.tokens[-1], *tokens], torch.stack(laws) if laws else None, 1)
+
+    return one
+
+
+def q_tree(draft: TableModel, order: str = "drawn", full_rows: bool = False) -> Callable[[Row, Plan], DraftTree]:
+    """``plan.width`` siblings a node, drawn without replacement, down to ``plan.depth`` (breadth first).
+
+    Siblings of one node share a key: the race that chose the first, without the first, chooses the second. Nodes of one
+    depth must not share it: their turn counts upwards far from the row's own. ``order="sorted"`` forgets the order drawn (wrong);
+    ``order="top"`` takes the most likely ones and still claims q (wrong).
+    """
+
+    def one(row: Row, plan: Plan) -> DraftTree:
+        tokens, parents, paths = [row.tokens[-1]], [-1], [()]
+        laws: dict[int, torch.Tensor] = {}
+        node = 0
+        while node < len(tokens) and len(tokens) < plan.nodes + 1:
+            if len(paths[node]) == plan.depth:
+                break
+            q = draft_law(draft, row, paths[node])
+            left = q.clone()
+            siblings: list[int] = []
+            while len(siblings) < min(plan.width, int((q > 0).sum()), plan.nodes + 1 - len(tokens)):
+                if order == "top":
+                    token = int(left.argmax())
+                else:
+                    token = row.noise.categorical(left, len(row.tokens) + len(paths[node]), DRAFT, row.turn + 1000 * (node + 1))
+                siblings.append(token)
+                left[token] = 0.0
+            if order == "sorted":
+                siblings.sort(key=lambda x: -float(q[x]))
+            laws[node] = q
+            tokens += siblings
+            parents += [node] * len(siblings)
+            paths += [(*paths[node], x) for x in siblings]
+            node += 1
+        if not laws:
+            return DraftTree.chain(tokens)
+        if full_rows:
+            rows = [laws.get(i, torch.full_like(laws[0], 1.0 / len(laws[0]))) for i in range(len(tokens))]
+        else:
+            rows = [laws[i] for i in sorted(laws)]
+        return tree(tokens, parents, torch.stack(rows))
+
+    return one
