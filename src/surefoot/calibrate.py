@@ -5,12 +5,13 @@ A key of machine, model and numerics decides which entry applies; anything unrea
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import platform
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,12 @@ class Calibration:
     def report(self, probe: Callable[[], InvarianceReport]) -> InvarianceReport:
         """The invariance report; probed if there is none."""
         stored = self._data.get("report")
-        try:
+        if isinstance(stored, dict) and set(stored) == {f.name for f in fields(InvarianceReport)}:
             return InvarianceReport(**stored)
-        except TypeError:
-            self._tell("checking numerics")
-            found = probe()
-            self._write("report", asdict(found))
-            return found
+        self._tell("checking numerics")
+        found = probe()
+        self._write("report", asdict(found))
+        return found
 
     def cost(self, target: TargetModel, *, refresh: bool = False) -> CostModel:
         """The cost curve; measured if there is none."""
@@ -87,7 +87,6 @@ class Calibration:
 
     def _write(self, name: str, value: dict[str, Any]) -> None:
         self._data[name] = value
-        try:
+        # a full or read-only cache costs a new measurement next time, nothing else
+        with contextlib.suppress(OSError):
             write_json(self._path, {"machine": machine(), **self._data})
-        except OSError:  # a full or read-only cache costs a new measurement next time, nothing else
-            pass

@@ -35,11 +35,14 @@ class Parser(argparse.ArgumentParser):
 
 def parser(words: Sequence[str]) -> argparse.ArgumentParser:
     """The parser, with the options of those commands whose name is among ``words``."""
-    top = Parser("surefoot", description="Faster language-model inference, the same tokens.", epilog=_EPILOG, allow_abbrev=False)
+    top = Parser(
+        "surefoot", description="Faster language-model inference, the same tokens.", epilog=_EPILOG, allow_abbrev=False
+    )
     top.add_argument("--version", action="version", version=f"surefoot {__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         own = commands.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".", allow_abbrev=False)
+        own.set_defaults(parser=own)
         if name in words:
             import_module(f".commands.{name}", __package__).add_arguments(own)
     return top
@@ -52,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "utf" not in (getattr(stream, "encoding", None) or "utf-8").lower():
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        args = parser(words).parse_args(words)
+        args, unknown = parser(words).parse_known_args(words)
+        if unknown:
+            args.parser.error(f"unknown option or word {unknown[0]!r}")
         status: int = import_module(f".commands.{args.command}", __package__).run(args)
         sys.stdout.flush()
         return status

@@ -65,7 +65,7 @@ def load(
     controller   ``auto`` (by measured cost), ``fixed``, ``window``, ``goodput``, or a controller
     num_speculative_tokens  draft length: with ``auto`` the most, with ``fixed`` always
     draft_model  reference of the draft model (drafter ``model``)
-    precision    ``auto``, ``bf16``, ``f32``, ``fast`` (not exact) on openvino; ``auto``, ``float32``, ``bfloat16``, ``float16`` on torch
+    precision    openvino: ``auto``, ``bf16``, ``f32``, ``fast`` (not exact); torch: ``auto``, ``float32``, ``bfloat16``, …
     kv_tokens    tokens that the cache holds over all requests
 
     Raises :class:`~surefoot.errors.SurefootError` subclasses that name the fix.

@@ -158,7 +158,8 @@ class TestGguf:
         split = codec.tokenizer.pre_tokenizer.pre_tokenize_str("12")
         assert len(split) == tokens
         for text in TEXTS:
-            assert codec.decode(codec.encode(text), skip_special=False) == text
+            assert codec.decode(codec.encode(text, special=False), skip_special=False) == text
+        assert (codec.prompt("dog")[0] == 1) is (pre == "llama-bpe")
 
     @pytest.mark.parametrize("pre", ["no-such-pre", None])
     def test_unknown_pre_tokenizer(self, tmp_path: Path, pre: str | None) -> None:

@@ -72,7 +72,10 @@ class Conversation:
             if line in ("/exit", "/quit"):
                 return
             try:
-                self.command(line) if line.startswith("/") else line and self.say(line)
+                if line.startswith("/"):
+                    self.command(line)
+                elif line:
+                    self.say(line)
             except SurefootError as error:
                 print(f"surefoot: error: {error}; /reset starts anew", file=sys.stderr)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="GGUF file, model folder, hub id or packaged name")
     parser.add_argument("draft", nargs="?", metavar="DRAFT", help="a draft model for it")
     parser.add_argument("--backend", default="auto", metavar="NAME", help="auto (default), openvino or torch")
-    parser.add_argument("--precision", default="auto", metavar="NAME", help="auto (default), bf16, f32 or fast; on torch a dtype")
+    parser.add_argument("--precision", default="auto", metavar="NAME", help="auto (default), bf16, f32, fast; on torch a dtype")
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="tokens that the cache holds (default: one full context)")
-    parser.add_argument("--num-speculative-tokens", "--draft-max", type=int, default=16, metavar="K", help="draft length (default 16)")
+    parser.add_argument("--num-speculative-tokens", "--draft-max", type=int, default=16, metavar="K", help="draft length (16)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -76,9 +75,13 @@ def _check(ref: str, args: argparse.Namespace, tell: Progress) -> Checked:
     codec = Codec.load(path)
     problems = [] if can.backends else [f"{ref}: no backend runs it"]
     if can.vocab_size is not None and codec.vocab_size > can.vocab_size:
-        problems.append(f"{ref}: the tokenizer has {codec.vocab_size} tokens, the model {can.vocab_size}; use its own tokenizer")
+        problems.append(
+            f"{ref}: the tokenizer has {codec.vocab_size} tokens, the model {can.vocab_size}; use its own tokenizer"
+        )
     if can.context is not None and args.num_speculative_tokens + 1 >= can.context:
-        problems.append(f"{ref}: a draft of {args.num_speculative_tokens} tokens fills its context of {can.context}; draft fewer")
+        problems.append(
+            f"{ref}: a draft of {args.num_speculative_tokens} tokens fills its context of {can.context}; draft fewer"
+        )
     return Checked(ref, can, memory, codec, tuple(problems))
 
 
@@ -91,7 +94,7 @@ def _lines(models: list[Checked], vocabulary: VocabReport | None, problems: list
         size = f"{can.parameters / 1e6:,.0f} M parameters" if can.parameters else "size unknown"
         out += [
             f"{role:<7} {model.name}",
-            f"  model    {can.format} {can.architecture}, {size}, {can.layers} layers, hidden {can.hidden_size}, mostly {can.quantisation}",
+            f"  model    {can.format} {can.architecture} {can.quantisation}, {size}, {can.layers} layers of {can.hidden_size}",
             f"  tokens   vocabulary {can.vocab_size} (tokenizer {model.codec.vocab_size}), context {can.context}"
             + ("" if model.codec.has_template else ", no chat template"),
             f"  runs on  {', '.join(can.backends) or 'nothing'}",
@@ -112,7 +115,9 @@ def _lines(models: list[Checked], vocabulary: VocabReport | None, problems: list
 def _pair(target: Capabilities, draft: Capabilities, vocabulary: VocabReport) -> list[str]:
     """What the two have to do with each other."""
     rows = vocabulary.padded
-    padded = f"; embeddings of {rows[0]} and {rows[1]} rows, padding is ignored" if None not in rows and rows[0] != rows[1] else ""
+    padded = (
+        f"; embeddings of {rows[0]} and {rows[1]} rows, padding is ignored" if None not in rows and rows[0] != rows[1] else ""
+    )
     out = [f"tokens  {vocabulary.explain()}{padded}"]
     if target.context and draft.context and draft.context < target.context:
         out.append(f"context the draft holds {draft.context} of {target.context} tokens; past that decoding is plain")

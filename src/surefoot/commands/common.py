@@ -23,9 +23,13 @@ MAX_TOKENS = 512
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Which model runs, and how."""
     group = parser.add_argument_group("model")
-    group.add_argument("-m", "--model", default=MODEL, metavar="REF", help=f"GGUF file, model folder, hub id, or {MODEL} (default)")
+    group.add_argument(
+        "-m", "--model", default=MODEL, metavar="REF", help=f"GGUF file, model folder, hub id, or {MODEL} (default)"
+    )
     group.add_argument("--backend", default="auto", metavar="NAME", help="auto (default), openvino or torch")
-    group.add_argument("--precision", default="auto", metavar="NAME", help="auto (default), bf16, f32 or fast; on torch a dtype")
+    group.add_argument(
+        "--precision", default="auto", metavar="NAME", help="auto (default), bf16, f32 or fast; on torch a dtype"
+    )
     group.add_argument("--kv-tokens", type=int, metavar="N", help="tokens that the cache holds")
 
 
@@ -33,11 +37,18 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
     """How it is made faster; none of these changes the output."""
     group = parser.add_argument_group("drafting (never changes the output)")
     group.add_argument(
-        "--drafter", default="auto", metavar="NAME[:K=V,…]", help="auto (default), none, ngram, suffix or model, e.g. ngram:max_n=3,k=5"
+        "--drafter",
+        default="auto",
+        metavar="NAME[:K=V,…]",
+        help="auto (default), none, ngram, suffix or model, e.g. ngram:max_n=3,k=5",
     )
     group.add_argument("--controller", default="auto", metavar="NAME", help="auto (by measured cost, default), fixed or window")
     group.add_argument(
-        "--num-speculative-tokens", "--draft-max", type=int, metavar="K", help="most drafted tokens a pass; with fixed: always K"
+        "--num-speculative-tokens",
+        "--draft-max",
+        type=int,
+        metavar="K",
+        help="most drafted tokens a pass; with fixed: always K",
     )
     group.add_argument("-md", "--draft-model", metavar="REF", help="draft model, a small relative of the model")
 
@@ -46,11 +57,15 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     """What is asked of the model."""
     group = parser.add_argument_group("request")
     group.add_argument("--system", metavar="TEXT", help="system message")
-    group.add_argument("--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"most new tokens (default {MAX_TOKENS})")
+    group.add_argument(
+        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"most new tokens (default {MAX_TOKENS})"
+    )
     group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
     group.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K most probable tokens (0: all)")
     group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from the most probable tokens of mass P")
-    group.add_argument("--min-p", type=float, default=0.0, metavar="P", help="least probability, relative to the most probable token")
+    group.add_argument(
+        "--min-p", type=float, default=0.0, metavar="P", help="least probability, relative to the most probable token"
+    )
     group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same output")
     group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
     group.add_argument("--stop-token-ids", type=_ids, default=(), metavar="ID[,ID…]", help="tokens that end the output")

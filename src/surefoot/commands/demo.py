@@ -17,31 +17,47 @@ from .common import MODEL, messages
 
 if TYPE_CHECKING:
     from ..core.params import SamplingParams
-    from ..core.request import Piece
     from ..loader import Target
     from .answer import Answer
 
 _NOTE = (
-    "The harbour museum opens at nine on weekdays and at ten on Sundays. Tickets cost four euros, and children under twelve "
-    "go in free. The old lighthouse behind the museum is closed in winter, but the boat hall and the rope workshop stay open "
-    "all year. Groups of more than eight people should write to the office two weeks before they come, so that a guide is there."
+    "The harbour museum opens at nine on weekdays and at ten on Sundays. Tickets cost four euros, and children under "
+    "twelve go in free. The old lighthouse behind the museum is closed in winter, but the boat hall and the rope "
+    "workshop stay open all year. Groups of more than eight people should write to the office two weeks before they "
+    "come, so that a guide is there."
 )
-_CODE = (
-    "def mean(values):\n    total = 0\n    for value in values:\n        total = total + value\n    return total / len(values)\n\n"
-    "def spread(values):\n    middle = mean(values)\n    total = 0\n    for value in values:\n        total = total + (value - middle) ** 2\n"
-    "    return total / len(values)\n"
-)
+_CODE = """class Account:
+    def __init__(self, owner, balance):
+        self.owner = owner
+        self.balance = balance
+
+    def deposit(self, amount):
+        if amount <= 0:
+            raise ValueError("amount must be positive")
+        self.balance = self.balance + amount
+
+    def withdraw(self, amount):
+        if amount > self.balance:
+            raise ValueError("not enough money")
+        self.balance = self.balance + amount
+
+    def report(self):
+        print(self.owner, self.balance)
+"""
+# Two prompts whose answers repeat much of the prompt, and one with nothing to copy: drafting helps by kind of text.
 PROMPTS = {
-    "rewrite": f"Rewrite this notice, and change every 'museum' to 'gallery'. Keep all other words.\n\n{_NOTE}",
-    "code": f"Add a docstring to each function and print the whole code again.\n\n{_CODE}",
+    "code": f"Fix the bug in this code and print the whole code:\n\n```python\n{_CODE}```",
+    "notice": f"Rewrite this notice, and change every 'museum' to 'gallery'. Keep all other words.\n\n{_NOTE}",
     "question": "Why does the sea look blue on some days and grey on others?",
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--model", default=MODEL, metavar="REF", help=f"an instruct model (default {MODEL})")
-    parser.add_argument("--max-tokens", type=int, default=128, metavar="N", help="new tokens of each answer (default 128)")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="runs of each prompt, plain and speculative (default 3)")
+    parser.add_argument("--max-tokens", type=int, default=160, metavar="N", help="most new tokens of an answer (default 160)")
+    parser.add_argument(
+        "--repeats", type=int, default=3, metavar="N", help="runs of each prompt, plain and speculative (default 3)"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -95,7 +111,7 @@ def _one(target: Target, prompt: str, params: SamplingParams, drafter: str, show
 def _stream(target: Target, params: SamplingParams) -> None:
     from .report import footer
 
-    prompt = PROMPTS["rewrite"]
+    prompt = PROMPTS["code"]
     print(f"> {prompt}\n", flush=True)
     print(f"\n\n{footer(_one(target, prompt, params, 'auto', show=True))}", flush=True)
 

@@ -16,14 +16,14 @@ class FixedController:
     def __init__(self, drafter: str | None, num_speculative_tokens: int = 4, width: int = 1, nodes: int | None = None) -> None:
         k = num_speculative_tokens
         if k < 0 or width < 1 or (nodes is not None and nodes < 0):
-            raise BadRequest(f"num_speculative_tokens={k}, width={width}, nodes={nodes}: lengths must be 0 or more, width 1 or more")
+            raise BadRequest(
+                f"num_speculative_tokens={k}, width={width}, nodes={nodes}: give lengths from 0 and a width from 1"
+            )
         self._plan = Plan(drafter if k else None, k, width, k if nodes is None else nodes)
 
     def plan(self, rows: Sequence[Row]) -> list[Plan]:
         return [self._plan] * len(rows)
 
-    def learn(
-        self, rows: Sequence[Row], trees: Sequence[DraftTree], verdicts: Sequence[Verdict], costs: Costs
-    ) -> None: ...
+    def learn(self, rows: Sequence[Row], trees: Sequence[DraftTree], verdicts: Sequence[Verdict], costs: Costs) -> None: ...
 
     def forget(self, rows: Sequence[Row]) -> None: ...

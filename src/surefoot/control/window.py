@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -43,7 +44,7 @@ class WindowController:
         if len(rates) < self._warmup or not rates:
             return self._default
         recent = rates[-self._window :]
-        rate = sum(recent) / len(recent)
+        rate = math.fsum(recent) / len(recent)
         if rate > self._high:
             return min(self._max, int(self._max * rate))
         return self._min if rate < self._low else self._default

@@ -22,7 +22,7 @@ from .pool import Pool
 from .protocols import PLAIN, Controller, Costs, Drafter, Need, Plan, Slot, TargetModel, Verdict
 from .request import Piece, Row
 from .trace import record
-from .tree import PENDING, DraftTree, Forest
+from .tree import PENDING, DraftTree, Forest, depths
 from .verify import greedy, verify
 
 
@@ -128,7 +128,8 @@ class Engine:
         params = SamplingParams.build(options)
         rows: list[Row] = []
         try:
-            rows += [self.add(p, params, trace=trace) for p in prompts]
+            for p in prompts:
+                rows.append(self.add(p, params, trace=trace))
             while any(not r.done for r in rows):
                 self.step()
         finally:
@@ -143,11 +144,13 @@ class Engine:
     def follow(self, row: Row) -> Iterator[Piece]:
         """Step until ``row`` ends and yield its pieces."""
         try:
-            while not row.done:
-                self.step()
+            while True:  # another stream of this engine may have stepped the row already, to its end even
                 piece = row.drain(self.names)
                 if piece is not None:
                     yield piece
+                if row.done:
+                    return
+                self.step()
         finally:
             self.abort(row)
 
@@ -226,7 +229,8 @@ class Engine:
                     parts.append(Part(row, slot, [], DraftTree.chain(now), wanted=False))
         for part in parts:
             part.row.turn += part.wanted  # how prefill was cut up must not shift the random numbers
-        ready = [i for i, p in enumerate(parts) if p.wanted and not p.lead]
+        # the first token is never drafted: whether its pass has room for a draft depends on chunks and neighbours
+        ready = [i for i, p in enumerate(parts) if p.wanted and len(p.row.tokens) > p.row.n_prompt]
         if self.controller is not None and ready:
             plans = self.controller.plan([parts[i].row for i in ready])
             for name, drafter in self.drafters.items():
@@ -256,6 +260,10 @@ class Engine:
             raise BadDraft("node 0 of a draft must be the row's last token; build the tree on row.tokens[-1]")
         if len(tree) > plan.nodes + 1:
             raise BadDraft(f"the draft has {len(tree) - 1} nodes but the plan allows {plan.nodes}; keep to plan.nodes")
+        if max(depths(tree.parents.tolist())) > plan.depth:
+            raise BadDraft(f"the draft is deeper than the plan's {plan.depth}; keep to plan.depth")
+        if not set(tree.source.tolist()) <= self.names.keys():
+            raise BadDraft("a node's source is no drafter of this engine; mark nodes with the drafter's own source number")
         return tree
 
     def _verify(self, part: Part, logits: Tensor, best: list[int]) -> Verdict:

@@ -47,7 +47,8 @@ def law(logits: Tensor, shape: Shape) -> Tensor:
         p = torch.zeros_like(logits)
         return p.scatter_(-1, torch.tensor(argmax(logits), device=logits.device).unsqueeze(-1), 1.0)
     vocab = logits.shape[-1]
-    scaled = logits / shape.temperature
+    # shifted first, so that no temperature, however small, makes the largest logit infinite
+    scaled = (logits - logits.amax(-1, keepdim=True)) / max(shape.temperature, 1e-30)
     if 0 < shape.top_k < vocab:
         kth = scaled.topk(shape.top_k, dim=-1).values[..., -1:]
         scaled = scaled.masked_fill(scaled < kth, -torch.inf)

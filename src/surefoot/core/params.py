@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -43,19 +43,28 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop or ()))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        for name in ("stop", "stop_token_ids"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, Iterable):
+                raise BadRequest(f"{name}={value!r} is not allowed; give a list")
+            object.__setattr__(self, name, tuple(value or ()))
         if self.top_k == -1:
             object.__setattr__(self, "top_k", 0)
-        _require(self.max_tokens is None or _is_int(self.max_tokens, 1), "max_tokens", self.max_tokens, "a whole number from 1 up")
-        _require(_is_number(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "0 (greedy) or a positive number")
-        _require(_is_int(self.top_k, 0), "top_k", self.top_k, "0 or -1 (off) or a positive whole number")
-        _require(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1 (1 is off)")
-        _require(_is_number(self.min_p) and 0 <= self.min_p < 1, "min_p", self.min_p, "from 0 (off) to below 1")
-        _require(self.seed is None or _is_int(self.seed), "seed", self.seed, "a whole number, or leave it out")
-        _require(all(isinstance(s, str) and s for s in self.stop), "stop", self.stop, "strings, none of them empty")
-        _require(all(_is_int(t, 0) for t in self.stop_token_ids), "stop_token_ids", self.stop_token_ids, "token ids from 0 up")
-        _require(self.verification in RULES, "verification", self.verification, "one of " + ", ".join(RULES))
+        for name, ok, wanted in (
+            ("max_tokens", self.max_tokens is None or _is_int(self.max_tokens, 1), "a whole number from 1 up"),
+            ("temperature", _is_number(self.temperature) and self.temperature >= 0, "0 (greedy) or a positive number"),
+            ("top_k", _is_int(self.top_k, 0), "0 or -1 (off) or a positive whole number"),
+            ("top_p", _is_number(self.top_p) and 0 < self.top_p <= 1, "above 0 and at most 1 (1 is off)"),
+            ("min_p", _is_number(self.min_p) and 0 <= self.min_p < 1, "from 0 (off) to below 1"),
+            ("seed", self.seed is None or _is_int(self.seed), "a whole number, or leave it out"),
+            ("stop", all(isinstance(s, str) and s for s in self.stop), "strings, none of them empty"),
+            ("stop_token_ids", all(_is_int(t, 0) for t in self.stop_token_ids), "token ids from 0 up"),
+            ("ignore_eos", isinstance(self.ignore_eos, bool), "true or false"),
+            ("include_stop_str_in_output", isinstance(self.include_stop_str_in_output, bool), "true or false"),
+            ("verification", self.verification in RULES, "one of " + ", ".join(RULES)),
+        ):
+            if not ok:
+                raise BadRequest(f"{name}={getattr(self, name)!r} is not allowed; give {wanted}")
         if self.verification == "greedy" and self.temperature > 0:
             raise BadRequest("verification 'greedy' contradicts temperature > 0; set temperature=0 or verification='auto'")
 
@@ -77,8 +86,3 @@ def _is_int(value: object, least: int | None = None) -> bool:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _require(ok: bool, name: str, value: object, wanted: str) -> None:
-    if not ok:
-        raise BadRequest(f"{name}={value!r} is not allowed; give {wanted}")

@@ -1,9 +1,9 @@
 """The exact verifiers: which drafted tokens stay, and which token the target adds.
 
 ``greedy`` and ``coupled`` ask the target for its own token at each node and walk down while a child carries it; the
-emitted token never depends on the drafter. ``ratio`` accepts a drafted token x with probability min(1, p(x)/q(x)) and, on refusal,
-goes on with the residual norm((p - q)+) (Leviathan et al., 2023, algorithm 1; Chen et al., 2023); siblings drawn without
-replacement follow the recursive scheme of Yang et al. (2024, multi-candidate). A point proposal under ``ratio`` is
+emitted token never depends on the drafter. ``ratio`` accepts a drafted token x with probability min(1, p(x)/q(x)) and, on
+refusal, goes on with the residual norm((p - q)+) (Leviathan et al., 2023, algorithm 1; Chen et al., 2023); siblings drawn
+without replacement follow the recursive scheme of Yang et al. (2024, multi-candidate). A point proposal under ``ratio`` is
 "draw y ~ p, go down if y is a child", which accepts x with p(x) and draws from p without x otherwise.
 
 All rules give the target's law for every proposal (for ``ratio``: provided q is the law the children were drawn from).

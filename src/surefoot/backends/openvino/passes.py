@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
@@ -28,7 +28,7 @@ def arrays(
 ) -> tuple[dict[str, np.ndarray], int]:
     """Inputs by name, and the number of rows of the logits output (at least two, the spare ones last).
 
-    ``masked``: hand the ancestor masks over, then ``lines`` are the forest's own rows. ``ahead[b]``: provisional tokens
+    ``masked``: hand the ancestor masks over (each chain's own, if the forest was taken apart). ``ahead[b]``: provisional tokens
     behind the committed ones whose KV counts as context of row b.
     """
     begins, slots = lines.begins, lines.slots
@@ -51,7 +51,10 @@ def arrays(
     positions = depth + (past[0] if len(past) == 1 else np.repeat(past, np.diff(begins)))
     bias, bias_begins = _NO_MASK, _NO_BEGINS
     if masked:
-        parts = [_mask(forest, b) for b in range(forest.rows)]
+        if lines.nodes is None:
+            parts = [_mask(forest, b) for b in range(forest.rows)]
+        else:
+            parts = [_triangle(hi - lo) for lo, hi in pairwise(begins)]
         bias = parts[0] if len(parts) == 1 else np.concatenate(parts)
         bias_begins = np.array([0, *accumulate(p.size for p in parts)], np.int32)
     count = max(len(wanted), _HEAD_ROWS)

@@ -1,0 +1,236 @@
+"""Controllers: fixed, the window's thresholds, and goodput's choice from cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from surefoot.control.fixed import FixedController
+from surefoot.control.goodput import GoodputController, Reach
+from surefoot.control.window import WindowController
+from surefoot.core.engine import Engine
+from surefoot.core.params import SamplingParams
+from surefoot.core.protocols import Costs, Plan, Verdict
+from surefoot.core.request import Row
+from surefoot.core.tree import DraftTree
+from surefoot.drafters.script import ScriptDrafter
+from surefoot.errors import BadRequest
+from toys import counter
+
+FREE = Costs(0.0, 1.0, 0.0, 1, 0, 10)
+
+
+def row(id: int = 0) -> Row:
+    return Row(id, [0], SamplingParams(), limit=100)
+
+
+def teach(controller, r: Row, accepted: int, drafted: int, costs: Costs = FREE) -> None:
+    controller.learn([r], [DraftTree.chain([0] * (drafted + 1), source=1)], [Verdict(tuple(range(1, accepted + 1)), 0)], costs)
+
+
+# fixed
+
+
+def test_fixed_is_fixed():
+    controller = FixedController("ngram", 5, width=2, nodes=9)
+    assert controller.plan([row(), row(1)]) == [Plan("ngram", 5, 2, 9)] * 2
+    teach(controller, row(), 0, 5)
+    assert controller.plan([row()]) == [Plan("ngram", 5, 2, 9)]
+    assert FixedController("ngram", 0).plan([row()])[0].drafter is None
+
+
+@pytest.mark.parametrize("options", [{"num_speculative_tokens": -1}, {"width": 0}, {"nodes": -1}])
+def test_fixed_refuses_negative_lengths(options):
+    with pytest.raises(BadRequest, match="0 or more"):
+        FixedController("ngram", **options)
+
+
+# window
+
+
+def test_window_starts_with_four_until_there_are_ten_samples():
+    controller, r = WindowController("ngram"), row()
+    for _ in range(9):
+        assert controller.length(r) == 4
+        teach(controller, r, 0, 4)
+    assert controller.length(r) == 4
+    teach(controller, r, 0, 4)
+    assert controller.length(r) == 2
+
+
+@pytest.mark.parametrize(
+    ("accepted", "drafted", "length"),
+    [
+        (10, 10, 8),  # rate 1: the most
+        (9, 10, 7),  # int(8 * 0.9)
+        (81, 100, 6),  # just above: int(8 * 0.81)
+        (4, 5, 4),  # exactly 0.8 is not above
+        (1, 2, 4),
+        (2, 5, 4),  # exactly 0.4 is not below
+        (39, 100, 2),
+        (0, 3, 2),
+    ],
+)
+def test_window_thresholds(accepted, drafted, length):
+    controller, r = WindowController("ngram"), row()
+    for _ in range(10):
+        teach(controller, r, accepted, drafted)
+    assert controller.length(r) == length
+    assert controller.plan([r]) == [Plan("ngram", length, 1, length)]
+
+
+def test_window_forgets_what_is_older_than_twenty_samples():
+    controller, r = WindowController("ngram"), row()
+    for _ in range(30):
+        teach(controller, r, 0, 4)
+    for _ in range(19):
+        teach(controller, r, 4, 4)
+    assert controller.length(r) == 7  # mean 0.95 with one old zero
+    teach(controller, r, 4, 4)
+    assert controller.length(r) == 8
+
+
+def test_window_means_rates_not_tokens():
+    controller, r = WindowController("ngram", warmup=2), row()
+    teach(controller, r, 1, 1)
+    teach(controller, r, 0, 8)
+    assert controller.length(r) == 4  # mean of 1 and 0, not 1/9
+
+
+def test_window_keeps_rows_apart_and_forgets_ended_ones():
+    controller, good, bad = WindowController("ngram"), row(0), row(1)
+    for _ in range(10):
+        teach(controller, good, 4, 4)
+        teach(controller, bad, 0, 4)
+    assert [p.depth for p in controller.plan([good, bad])] == [8, 2]
+    controller.forget([good])
+    assert [p.depth for p in controller.plan([good, bad])] == [4, 2]
+
+
+def test_window_ignores_passes_without_a_draft():
+    controller, r = WindowController("ngram"), row()
+    for _ in range(30):
+        teach(controller, r, 0, 0)
+    assert controller.length(r) == 4
+
+
+@pytest.mark.parametrize("lengths", [(8, 5, 4), (3, 2, 4), (8, -1, 4)])
+def test_window_refuses_lengths_out_of_order(lengths):
+    with pytest.raises(BadRequest, match="min, default, max"):
+        WindowController("ngram", *lengths)
+
+
+# goodput
+
+
+def linear(slope: float, fixed: float = 1.0):
+    return lambda nodes, context: fixed + slope * nodes
+
+
+def settle(controller, r: Row, accept, passes: int = 200, costs: Costs = FREE) -> list[int]:
+    """Depths planned while each pass accepts ``accept(depth)`` tokens."""
+    out = []
+    for _ in range(passes):
+        depth = controller.plan([r])[0].depth
+        out.append(depth)
+        if depth:
+            teach(controller, r, accept(depth), depth, costs)
+    return out
+
+
+def test_always_wrong_drafts_go_to_zero_and_are_retried():
+    controller = GoodputController("script", linear(0.2), max_draft=8, retry=16)
+    depths = settle(controller, row(), lambda depth: 0)
+    tail = depths[-96:]
+    assert set(tail) == {0, 1}
+    assert tail.count(1) == 6
+    gaps = [i for i, d in enumerate(tail) if d]
+    assert {b - a for a, b in zip(gaps, gaps[1:])} == {16}
+
+
+def test_right_drafts_go_to_the_maximum():
+    controller = GoodputController("script", linear(0.1), max_draft=8)
+    assert settle(controller, row(), lambda depth: depth)[-50:] == [8] * 50
+
+
+def test_comes_back_when_drafts_turn_right():
+    controller, r = GoodputController("script", linear(0.2), max_draft=8, retry=4), row()
+    assert settle(controller, r, lambda depth: 0)[-1] <= 1
+    assert settle(controller, r, lambda depth: depth, passes=400)[-1] == 8
+
+
+def test_padding_is_free_so_it_is_filled():
+    controller = GoodputController("script", lambda n, c: 1.0 + 10.0 * max(0, n - 4), max_draft=8, min_width=4)
+    assert settle(controller, row(), lambda depth: 0)[-1] == 3
+
+
+def test_cost_of_drafting_itself_is_learned():
+    """A pass is nearly flat in its width, but each drafted token costs a whole pass."""
+    costs = Costs(8.0, 1.0, 0.0, 9, 0, 10)
+    controller = GoodputController("model", linear(0.001), max_draft=8)
+    depths = settle(controller, row(), lambda depth: min(depth, 1), costs=costs)
+    assert max(depths[-15:-1]) <= 1
+
+
+@pytest.mark.parametrize(("alpha", "slope"), [(0.5, 0.05), (0.7, 0.05), (0.7, 0.3), (0.9, 0.1)])
+def test_the_plan_maximises_expected_tokens_a_second(alpha, slope):
+    controller, cost = GoodputController("script", linear(slope), max_draft=12, fade=1.0), linear(slope)
+    r = row()
+    for i in range(4000):  # depth d is reached with alpha^d: feed the exact shares
+        accepted = next((d for d in range(12) if (i * 0.6180339887) % 1.0 >= alpha ** (d + 1)), 12)
+        teach(controller, r, accepted, 12)
+
+    def rate(k: int) -> float:
+        return sum(alpha**i for i in range(k + 1)) / cost(k + 1, 0)
+
+    best = max(range(13), key=rate)
+    chosen = controller.plan([r])[0].depth
+    assert rate(chosen) >= 0.99 * rate(best)
+
+
+def test_neighbours_make_drafts_dearer():
+    """With other rows in the pass each further node costs the same but earns for one row only."""
+    controller = GoodputController("script", lambda n, c: max(1.0, 0.25 * n), max_draft=8)
+    alone = controller.plan([row()])[0].depth
+    crowd = controller.plan([row(i) for i in range(8)])[0].depth
+    assert alone >= 2 > crowd
+
+
+def test_ended_rows_are_forgotten():
+    controller, r = GoodputController("script", linear(0.2), max_draft=4), row()
+    settle(controller, r, lambda depth: 0, passes=40)
+    controller.forget([r])
+    assert not controller._rows
+    assert not controller._idle
+
+
+@pytest.mark.parametrize("options", [{"max_draft": -1}, {"width": 0}, {"retry": 0}])
+def test_goodput_refuses_bad_options(options):
+    with pytest.raises(BadRequest):
+        GoodputController("script", linear(1.0), **options)
+
+
+def test_goodput_with_nothing_to_draft_is_plain():
+    assert GoodputController("script", linear(1.0), max_draft=0).plan([row()])[0].nodes == 0
+
+
+def test_reach_falls_back_to_the_depth_above():
+    reach = Reach(4, prior=0.5, fade=1.0)
+    assert reach.chances() == [0.5] * 4
+    for _ in range(100):
+        reach.update(1, 2)
+    first, second, third, _ = reach.chances()
+    assert first > 0.95
+    assert second < 0.05
+    assert third == second
+
+
+def test_goodput_in_the_engine_stops_drafting_what_is_always_wrong():
+    target = counter(40)
+    said = Engine(target).generate([0], max_tokens=300).token_ids
+    controller = GoodputController("script", linear(0.3), max_draft=8)
+    engine = Engine(target, [ScriptDrafter(lambda r: said, 40, accuracy=0.0)], controller)
+    done = engine.generate([0], max_tokens=300)
+    assert done.token_ids == said
+    assert done.stats.draft_tokens < 60
+    right = Engine(target, [ScriptDrafter(lambda r: said, 40)], GoodputController("script", linear(0.1), max_draft=8))
+    assert right.generate([0], max_tokens=300).stats.mean_acceptance_length > 7
