@@ -102,6 +102,15 @@ def tree(tokens: Sequence[int], parents: Sequence[int], q: torch.Tensor | None =
     return DraftTree(torch.tensor(list(tokens)), torch.tensor(list(parents)), q, sources)
 
 
+def within(plan: Plan, tokens: Sequence[int], parents: Sequence[int]) -> DraftTree:
+    """A point tree, without the nodes that are deeper than the plan; nodes are sorted by depth."""
+    depth = [0]
+    for parent in parents[1:]:
+        depth.append(depth[parent] + 1)
+    n = sum(d <= plan.depth for d in depth)
+    return tree(tokens[:n], parents[:n])
+
+
 def random_trees(vocab: int, seed: int) -> Callable[[Row, Plan], DraftTree]:
     """Point trees of random shape and tokens within the plan; a function of (seed, history)."""
 

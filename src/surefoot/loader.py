@@ -70,37 +70,24 @@ def load(
 
     Raises :class:`~surefoot.errors.SurefootError` subclasses that name the fix.
     """
-    _parse(drafter, draft_model, num_speculative_tokens)  # a wrong name is told before anything is loaded
+    _parse(drafter, draft_model is not None, num_speculative_tokens)  # a wrong name is told before anything is loaded
     target = open_target(model, backend, precision=precision, kv_tokens=kv_tokens, progress=progress)
-    return assemble(
-        target,
-        drafter,
-        backend,
-        controller=controller,
-        num_speculative_tokens=num_speculative_tokens,
-        draft_model=draft_model,
-        precision=precision,
-        max_rows=max_rows,
-        progress=progress,
-    )
+    draft = None if draft_model is None else open_target(draft_model, backend, precision=precision, progress=progress)
+    return assemble(target, drafter, draft, controller, num_speculative_tokens, max_rows)
 
 
 def assemble(
     target: Target,
     drafter: str | Drafter | None = "auto",
-    backend: str = "auto",
-    *,
+    draft: Target | None = None,
     controller: str | Controller = "auto",
     num_speculative_tokens: int | None = None,
-    draft_model: str | os.PathLike[str] | None = None,
-    precision: str = "auto",
     max_rows: int = 64,
-    progress: Progress | None = None,
 ) -> Engine:
-    """An engine on a loaded target; several may share one. Options as in :func:`load`, those of the model for the draft."""
+    """An engine on a loaded target, which several may share; ``draft``: the loaded draft model. Options as in :func:`load`."""
     from .core.engine import Engine
 
-    name, options, length = _parse(drafter, draft_model, num_speculative_tokens)
+    name, options, length = _parse(drafter, draft is not None, num_speculative_tokens)
     made: Drafter | None
     if drafter is None or name == "none":
         _refuse_rest("none", options)
@@ -108,7 +95,7 @@ def assemble(
     elif not isinstance(drafter, str):
         made = drafter
     else:
-        made = _drafter(name, options, target, draft_model, backend, precision, progress)
+        made = _drafter(name, options, target, draft)
     return Engine(
         target.model,
         [made] if made is not None else [],
@@ -118,14 +105,12 @@ def assemble(
     )
 
 
-def _parse(
-    drafter: str | Drafter | None, draft_model: str | os.PathLike[str] | None, given: int | None
-) -> tuple[str, dict[str, Any], int | None]:
-    """Name, options and draft length of a drafter."""
+def _parse(drafter: str | Drafter | None, draft: bool, given: int | None) -> tuple[str, dict[str, Any], int | None]:
+    """Name, options and draft length; ``draft``: whether there is a draft model."""
     name, options = _spec(drafter) if isinstance(drafter, str) else ("custom", {})
-    if draft_model is not None and name == "auto":
+    if draft and name == "auto":
         name = "model"
-    if (name == "model") != (draft_model is not None):
+    if (name == "model") != draft:
         raise BadRequest("drafter 'model' and draft_model belong together; give both or neither")
     return name, options, _length(options, given)
 
@@ -206,19 +191,10 @@ def _openvino_folder(kind: str, path: Path, progress: Progress | None) -> Path:
     return folder
 
 
-def _drafter(
-    name: str,
-    options: Mapping[str, Any],
-    target: Target,
-    draft_model: str | os.PathLike[str] | None,
-    backend: str,
-    precision: str,
-    progress: Progress | None,
-) -> Drafter:
+def _drafter(name: str, options: Mapping[str, Any], target: Target, draft: Target | None) -> Drafter:
     if name == "model":
-        assert draft_model is not None
+        assert draft is not None
         _refuse_rest(name, options)
-        draft = open_target(draft_model, backend, precision=precision, progress=progress)
         target.codec.compare(draft.codec).require()
         made: Drafter = _import(DRAFTERS[name])(draft.model, target.model.traits.vocab_size)
         return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +33,7 @@ class Backend:
     def prompt(self, length: int, shift: int = 0) -> list[int]:
         """A prompt that repeats itself, so that history drafters have something to say."""
         period = 4 + shift % 3
-        return [(7 * (i % period) + 3 * shift + i // 9) % self.vocab for i in range(length)]
+        return [(5 * (i % period) + 3 * shift + i // 9) % self.vocab for i in range(length)]
 
 
 def _table(min_width: int, vocab: int, seed: int) -> Callable[[Path], Backend]:
@@ -86,29 +85,35 @@ def _torch(config_class: str, **changes) -> Callable[[Path], Backend]:
     return make
 
 
-def _openvino(folder: Path) -> Backend:
-    from surefoot.backends.openvino import OpenVINOModel, from_transformers
+def _openvino(config_class: str, **changes) -> Callable[[Path], Backend]:
+    def make(folder: Path) -> Backend:
+        from surefoot.backends.openvino import OpenVINOModel, from_transformers
 
-    model = tiny("LlamaConfig")
-    paths = []
-    for name, each in (("target", model), ("draft", nudged(model))):
-        source = folder / f"{name}-hf"
-        each.save_pretrained(source)
-        paths.append(from_transformers(source, folder / name))
-    target, draft = (OpenVINOModel(path, precision="f32", kv_tokens=8192) for path in paths)
-    target.adopt(target.probe())
-    return Backend("openvino", target, draft, lambda t: t.pool.used, (1, 3, 8))
+        model = tiny(config_class, **changes)
+        target, draft = (
+            OpenVINOModel(from_transformers(each, folder / name), precision="f32", kv_tokens=8192, threads=1)
+            for name, each in (("target", model), ("draft", nudged(model)))
+        )
+        target.adopt(target.probe())
+        return Backend("openvino", target, draft, lambda t: t.pool.blocks - t.pool.free, (1, 3, 8))
+
+    return make
 
 
 FACTORIES: dict[str, Callable[[Path], Backend]] = {
     "table": _table(1, 7, 11),
-    "table-padded": _table(4, 11, 12),
+    "table-padded": _table(4, 11, 13),
     "llama": _torch("LlamaConfig"),
     "gpt2": _torch("GPT2Config"),
     "gemma3-window": _torch(
-        "Gemma3TextConfig", sliding_window=8, layer_types=["sliding_attention", "full_attention"], query_pre_attn_scalar=8
+        "Gemma3TextConfig",
+        sliding_window=8,
+        layer_types=["sliding_attention", "full_attention"],
+        query_pre_attn_scalar=8,
+        tie_word_embeddings=False,  # tied, random ones repeat the last token for ever
     ),
     "mistral-window": _torch("MistralConfig", sliding_window=8),
+    "openvino-llama": _openvino("LlamaConfig"),
 }
 
 

@@ -7,11 +7,10 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import openvino as ov
 import pytest
 import torch
-
-ov = pytest.importorskip("openvino")
-transformers = pytest.importorskip("transformers")
+import transformers
 
 from surefoot.backends.openvino import OpenVINOModel, from_gguf, from_transformers
 from surefoot.backends.openvino.hardware import native_bf16
@@ -20,6 +19,7 @@ from surefoot.core.tree import DraftTree, Forest
 from surefoot.errors import BackendError, BadRequest, ModelNotFound, Unsupported
 
 V = 300
+NOTHING = Need()
 KINDS = ("llama", "qwen3", "gpt2", "neox")
 PRECISIONS = ("bf16", "f32") if native_bf16(ov.Core()) else ("f32",)
 
@@ -27,7 +27,8 @@ PRECISIONS = ("bf16", "f32") if native_bf16(ov.Core()) else ("f32",)
 def tiny(kind: str):
     """A random causal model of three layers."""
     torch.manual_seed(7)
-    common = {"vocab_size": V, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "max_position_embeddings": 512}
+    common = {"vocab_size": V, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4}
+    common["max_position_embeddings"] = 512
     ends = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
     gated = {"num_key_value_heads": 2, "intermediate_size": 96}
     t = transformers
@@ -37,6 +38,14 @@ def tiny(kind: str):
         "gpt2": lambda: t.GPT2Config(vocab_size=V, n_embd=64, n_layer=3, n_head=4, n_positions=512, **ends),
         "neox": lambda: t.GPTNeoXConfig(**common, **ends, intermediate_size=96, rotary_pct=0.5),
         "mistral": lambda: t.MistralConfig(**common, **gated, **ends, sliding_window=24),
+        "gemma3": lambda: t.Gemma3TextConfig(
+            **common,
+            **gated,
+            **ends,
+            head_dim=16,
+            sliding_window=24,
+            layer_types=["sliding_attention"] * 2 + ["full_attention"],
+        ),
     }[kind]()
     model = t.AutoModelForCausalLM.from_config(config).float().eval()
     for p in model.parameters():  # logits wide enough that bf16 noise does not decide every argmax
@@ -79,8 +88,8 @@ def tokens(n: int, seed: int = 0) -> list[int]:
     return torch.randint(0, V, (n,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def score(model, slots, trees, need=Need(), before=None) -> torch.Tensor:
-    forest = Forest.pack(trees, before=before, min_width=model.traits.min_width)
+def score(model, slots, trees, need=NOTHING) -> torch.Tensor:
+    forest = Forest.pack(trees, min_width=model.traits.min_width)
     return model.score(slots, forest, need).logits.clone()
 
 
@@ -113,7 +122,9 @@ def test_is_a_target(made):
     assert isinstance(model, TargetModel)
     traits = model.traits
     assert (traits.vocab_size, traits.hidden_size, traits.n_layers, traits.max_context) == (V, 64, 3, 512)
-    assert traits.exits == (1, 2) and traits.min_width == 2 and traits.exact
+    assert traits.exits == (1, 2)
+    assert traits.min_width == 2
+    assert traits.exact
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -166,13 +177,33 @@ def test_widths_trees_and_neighbours_do_not_matter(made, precision):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+def test_padding_to_a_steady_size_changes_nothing(made, precision):
+    padded = made("llama", precision=precision, taps=(1,))
+    bare = OpenVINOModel(made.folder("llama"), precision=precision, taps=(1,), kv_tokens=1024)
+    bare.steady = False
+    ids, sizes = tokens(40), [8, 3, 2, 5, 1, 8, 2, 2, 2, 2, 4, 1]
+    rows = [(m, prefill(m, ids)) for m in (padded, bare)]
+    for i, n in enumerate(sizes):
+        tree = bushy(tokens(n, i))[0] if n % 2 else DraftTree.chain(tokens(n, i))
+        forest = Forest.pack([tree], min_width=2)
+        a, b = (m.score([s], forest, Need(hidden=(1,))) for m, s in rows)
+        assert torch.equal(a.logits, b.logits)
+        assert torch.equal(a.hidden[1], b.hidden[1])
+        for m, s in rows:
+            m.commit([s], [[0]])
+    for m, s in rows:
+        m.close([s])
+        assert m.pool.free == m.pool.blocks
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("trees", ["chains", "mask"])
 def test_committed_tree_path_is_a_chain(made, precision, trees):
     model = made("llama", precision=precision, trees=trees)
     slot, tail = prefill(model, tokens(61)), tokens(9, 3)
     want = chain(model, slot, tail)
     tree, path = bushy(tail[:5])
-    got = score(model, [slot], [tree], before=None)
+    got = score(model, [slot], [tree])
     close = torch.equal if trees == "chains" else lambda a, b: torch.allclose(a, b, atol=0.1, rtol=0.05)
     assert close(got[path], want[:5])
     # nodes of another branch, then of the path: the first is dropped without a trace
@@ -273,7 +304,8 @@ def test_taps_are_the_residual_stream(made, kind):
         assert torch.allclose(found[layer], want[layer][0, 10:], atol=1e-3, rtol=1e-3), layer
     tree, path = bushy(ids[10:15])
     hidden = model.score([slot], Forest.pack([tree], min_width=2), Need(hidden=(2,))).hidden
-    assert hidden.keys() == {2} and hidden[2].shape == (len(tree), 64)
+    assert hidden.keys() == {2}
+    assert hidden[2].shape == (len(tree), 64)
     assert torch.allclose(hidden[2][path], want[2][0, 10:15], atol=1e-3, rtol=1e-3)
     with pytest.raises(Unsupported, match="taps="):
         model.score([slot], forest, Need(hidden=(3,)))
@@ -309,7 +341,8 @@ def test_cut_one_by_one_is_one_pass(made, kind, precision):
     assert torch.equal(hidden, model.prefix([slot], forest))
     scores = model.suffix([slot], forest, hidden)
     assert torch.equal(scores.logits, want)
-    assert torch.equal(scores.hidden[2], late) and torch.equal(scores.hidden[1], hidden)
+    assert torch.equal(scores.hidden[2], late)
+    assert torch.equal(scores.hidden[1], hidden)
     model.commit([slot], [range(6)])
     assert slot.length == 56
     reference = prefill(whole, ids)
@@ -338,15 +371,19 @@ def test_cut_takes_trees_whole(made):
 
 def test_fast_mode_and_reports(made):
     fast = made("llama", precision="fast")
-    assert not fast.traits.exact and fast.trees == "mask"
+    assert not fast.traits.exact
+    assert fast.trees == "mask"
     fast.adopt(InvarianceReport(True, 4, True, {}))
-    assert not fast.traits.exact and fast.passes() == (4, True)
+    assert not fast.traits.exact
+    assert fast.passes() == (4, True)
     slot, tail = prefill(fast, tokens(30)), tokens(8, 1)
     assert chain(fast, slot, tail).isfinite().all()
-    model = made("gpt2", precision="f32", report=InvarianceReport(True, 4, False, {}))
-    assert model.traits.min_width == 4 and model.traits.exact
+    model = OpenVINOModel(made.folder("gpt2"), precision="f32", kv_tokens=1024, report=InvarianceReport(True, 4, False, {}))
+    assert model.traits.min_width == 4
+    assert model.traits.exact
     work = Forest.pack([bushy(tokens(4))[0]], min_width=2)
-    assert model.work(work) == 2 + 3 + 4 + 4 and fast.work(work) == work.nodes == 7
+    assert model.work(work) == 2 + 3 + 4 + 4
+    assert fast.work(work) == work.nodes == 7
     model.adopt(replace(model.probe(), exact=False))
     assert not model.traits.exact
     fast.close([slot])
@@ -363,19 +400,35 @@ def test_trees_hold_in_every_class(made, masked, width):
     assert torch.equal(score(model, [slot], [tree])[path], want)
 
 
-def test_sliding_window_bounds_the_context(made):
-    model = made("mistral", precision="f32")
-    assert model.traits.max_context == 24
-    ids = tokens(24)
-    slot = prefill(model, ids[:12])
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_sliding_windows_slide(made, kind):
+    model = made(kind, precision="f32")
+    assert (model.window, model.traits.max_context) == (24, 512)
+    ids = tokens(90)
     with torch.no_grad():
-        want = made.source("mistral")(input_ids=torch.tensor([ids])).logits[0, 12:]
-    assert (chain(model, slot, ids[12:]) - want).abs().max() < 1e-3
+        want = made.source(kind)(input_ids=torch.tensor([ids])).logits[0, 60:]
+    slot = prefill(model, ids[:60], chunk=17)
+    assert (chain(model, slot, ids[60:]) - want).abs().max() < 1e-3
+    tree, path = bushy(ids[60:66])
+    assert (score(model, [slot], [tree])[path] - want[:6]).abs().max() < 1e-3
     model.close([slot])
+    assert model.probe().exact
+    assert made(kind, precision="f32", trees="mask").traits.max_context == 24
+
+
+def test_lost_windows_bound_the_context(made, tmp_path):
+    folder = tmp_path / "other"
+    shutil.copytree(made.folder("llama"), folder)
+    (folder / "surefoot.json").unlink()
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 300, "sliding_window": 24}))
+    assert OpenVINOModel(folder, kv_tokens=512).traits.max_context == 24
+    (folder / "config.json").write_text(json.dumps({"max_position_embeddings": 300, "attn_logit_softcapping": 50.0}))
+    with pytest.raises(Unsupported, match="caps its attention"):
+        OpenVINOModel(folder, kv_tokens=512)
 
 
 def test_export_refuses_what_it_cannot_compute(tmp_path):
-    config = transformers.Gemma2Config(vocab_size=V, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    config = transformers.Gemma2Config(vocab_size=V, hidden_size=32, num_hidden_layers=2, num_attention_heads=2)
     config.save_pretrained(tmp_path / "gemma2")
     with pytest.raises(Unsupported, match="capped"):
         from_transformers(tmp_path / "gemma2", tmp_path / "out")
@@ -394,7 +447,7 @@ def test_broken_files_are_named(made, tmp_path):
         bad.write_bytes(data)
         with pytest.raises(BackendError, match="download it again"):
             from_gguf(bad, tmp_path / "out")
-    with pytest.raises(ModelNotFound, match="openvino_model.xml"):
+    with pytest.raises(ModelNotFound, match=r"openvino_model\.xml"):
         OpenVINOModel(tmp_path)
     folder = tmp_path / "cut"
     shutil.copytree(made.folder("llama"), folder)
@@ -403,7 +456,7 @@ def test_broken_files_are_named(made, tmp_path):
     with pytest.raises(BackendError, match="convert it again"):
         OpenVINOModel(folder)
     (folder / "surefoot.json").write_text("{")
-    with pytest.raises(BackendError, match="surefoot.json"):
+    with pytest.raises(BackendError, match=r"surefoot\.json"):
         OpenVINOModel(folder)
     assert {p.name for p in tmp_path.iterdir()} == {"bad.gguf", "cut"}
 

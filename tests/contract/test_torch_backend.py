@@ -237,7 +237,7 @@ def test_hidden_taps_are_the_residual_stream(target, hf):
 
 
 def test_static_shapes_equal_dynamic_ones(target, hf, monkeypatch):
-    static = TorchModel(hf, static=True, max_rows=3, capacity_tokens=3 * 64, max_nodes=32)
+    static = TorchModel(hf, static=True, max_rows=3, capacity_tokens=3 * 64, max_nodes=32, context_step=64)
     shapes = set()
     original = static.model.forward
 
@@ -382,7 +382,7 @@ def test_what_is_not_committed_vanishes():
 
 def test_growth_keeps_what_was_committed():
     hf = make("gemma3")
-    target = TorchModel(hf)
+    target = TorchModel(hf, context_step=16)
     prompt, slots = ids(150), target.open(3)
     for i in range(0, 150, 30):
         logits = feed(target, slots[1], prompt[i : i + 30])
@@ -404,26 +404,45 @@ def test_layers_may_differ_in_shape():
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gemma2"])
-@pytest.mark.parametrize("static", [False, True])
-def test_probe_reports_what_adopt_takes(name, static):
-    target = TorchModel(make(name), static=static, max_rows=2)
+@pytest.mark.parametrize("options", [{}, {"static": True}, {"trees": False}, {"max_rows": 1}], ids=str)
+def test_probe_reports_what_adopt_takes(name, options):
+    target = TorchModel(make(name), **{"max_rows": 2, **options})
     report = target.probe()
-    assert {"width=1", "width=16", "tree", "batch", "prompt in parts"} <= set(report.difference)
+    parts = {"prompt in parts"} | ({"tree"} if target.traits.tree else set()) | ({"batch"} if target.max_rows > 1 else set())
     assert report.masked
-    assert 1 <= report.min_width <= 16
     assert report.difference["width=16"] == 0
     assert max(report.difference.values()) < 1e-3
     widths = {int(k[6:]): v for k, v in report.difference.items() if k.startswith("width=")}
-    others = [v for k, v in report.difference.items() if not k.startswith("width=")]
-    if report.exact:
-        assert not any(others)
-        assert not any(v for w, v in widths.items() if w >= report.min_width)
-    else:
-        assert any(others) or widths[8] > 0
+    others = {k: v for k, v in report.difference.items() if not k.startswith("width=")}
+    assert set(others) == parts
+    assert {1, 2, 3, 4, 8, 16} <= set(widths)
+    assert not any(v for w, v in widths.items() if w >= report.min_width) or report.min_width == 1
+    assert report.exact == (not any(others.values()) and (report.min_width < 16) and widths[8] == 0)
     target.adopt(report)
     assert (target.traits.min_width, target.traits.exact) == (report.min_width, report.exact)
-    slots = target.open(target.max_rows)  # the probe gave its rows back
-    target.close(slots)
+    target.close(target.open(target.max_rows))  # the probe gave its rows back
+
+
+def test_probe_finds_a_kernel_that_depends_on_the_width(monkeypatch):
+    hf = make("llama")
+    target = TorchModel(hf, width_step=1)
+    original = hf.lm_head.forward
+    monkeypatch.setattr(hf.lm_head, "forward", lambda h: original(h) + (1e-3 if h.shape[0] * h.shape[1] < 3 else 0))
+    report = target.probe()
+    assert report.difference["width=1"] > 5e-4
+    assert report.difference["width=2"] > 5e-4
+    assert report.min_width >= 3
+    target.adopt(report)
+    assert max(target.probe().difference.values()) < 5e-4  # rows padded to min_width take the other kernel
+
+
+def test_trees_can_be_given_up():
+    target = TorchModel(make("llama"), trees=False)
+    (slot,) = target.open(1)
+    feed(target, slot, ids(5))
+    assert not target.traits.tree
+    with pytest.raises(Unsupported, match="trees=False"):
+        score(target, [slot], [tree(BRANCH_TOKENS, BRANCHY)])
 
 
 def refused():

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 import torch
+from toys import tree
 
 from surefoot.backends.table import TableModel
 from surefoot.control.fixed import FixedController
@@ -16,7 +17,6 @@ from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Plan
 from surefoot.core.request import Row
 from surefoot.core.tree import DraftTree
-from toys import tree
 
 Law = dict[tuple[int, ...], float]
 TOLERANCE = 1e-12
@@ -105,8 +105,8 @@ def q_tree(draft: TableModel, order: str = "drawn", full_rows: bool = False) -> 
     """``plan.width`` siblings a node, drawn without replacement, down to ``plan.depth`` (breadth first).
 
     Siblings of one node share a key: the race that chose the first, without the first, chooses the second. Nodes of one
-    depth must not share it: their turn counts upwards far from the row's own. ``order="sorted"`` forgets the order drawn (wrong);
-    ``order="top"`` takes the most likely ones and still claims q (wrong).
+    depth must not share it: their turn counts upwards far from the row's own. ``order="sorted"``
+    forgets the order drawn (wrong); ``order="top"`` takes the most likely ones and still claims q (wrong).
     """
 
     def one(row: Row, plan: Plan) -> DraftTree:

@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 from exact.joint import engine_of, expected, q_tree
 from scipy.stats import chisquare
+from toys import Custom
 
 from surefoot.backends.table import TableModel
 from surefoot.core.params import SamplingParams
 from surefoot.drafters.model import ModelDrafter
-from toys import Custom
 
 TARGET = TableModel.random(3, order=1, seed=4, sharpness=0.8)
 DRAFT = TableModel.random(3, order=1, seed=9, sharpness=0.8)

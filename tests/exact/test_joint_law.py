@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from exact.joint import PROMPT, TOLERANCE, distance, engine_of, expected, gap, observed, q_chain, q_tree
+from toys import Custom, random_trees, within
 
 from surefoot.backends.table import TableModel
 from surefoot.control.goodput import GoodputController
@@ -17,7 +18,6 @@ from surefoot.drafters.model import ModelDrafter
 from surefoot.drafters.ngram import NgramDrafter
 from surefoot.drafters.script import ScriptDrafter
 from surefoot.drafters.suffix import SuffixDrafter
-from toys import Custom, random_trees, tree
 
 RULES = ["coupled", "ratio"]
 TWO = TableModel.random(2, order=2, seed=3, sharpness=0.9)
@@ -66,7 +66,7 @@ def test_point_chains(target, rule, draft, k):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "parents"),
+    "tokens, parents",
     [
         ([0, 1], [0, 0]),
         ([1, 0, 0, 1], [0, 0, 1, 1]),
@@ -77,12 +77,12 @@ def test_point_chains(target, rule, draft, k):
     ids=["siblings", "one-side", "crossed", "full", "deep"],
 )
 def test_point_trees(target, rule, tokens, parents):
-    drafter = Custom(lambda row, plan: tree([row.tokens[-1], *tokens], [-1, *parents]))
+    drafter = Custom(lambda row, plan: within(plan, [row.tokens[-1], *tokens], [-1, *parents]))
     assert gap(engine_of(target, drafter, 3, 2, 6), params(rule, tokens=4)) <= TOLERANCE
 
 
 def test_point_tree_with_every_token_as_a_sibling(rule):
-    drafter = Custom(lambda row, plan: tree([row.tokens[-1], 2, 0, 1, 1, 0, 2], [-1, 0, 0, 0, 1, 1, 1]))
+    drafter = Custom(lambda row, plan: within(plan, [row.tokens[-1], 2, 0, 1, 1, 0, 2], [-1, 0, 0, 0, 1, 1, 1]))
     assert gap(engine_of(THREE, drafter, 2, 3, 6), params(rule)) <= TOLERANCE
 
 
@@ -113,7 +113,9 @@ def test_the_target_as_its_own_draft_accepts_all(target):
 
 def test_a_draft_of_tokens_that_the_target_never_says(rule):
     """p and q without common support: everything is refused, and the residual is p itself."""
-    logits = torch.tensor([[0.0, -torch.inf, -torch.inf], [0.0, 0.0, -torch.inf], [0.0, 1.0, -torch.inf], [0.0, 1.0, -torch.inf]])
+    logits = torch.tensor(
+        [[0.0, -torch.inf, -torch.inf], [0.0, 0.0, -torch.inf], [0.0, 1.0, -torch.inf], [0.0, 1.0, -torch.inf]]
+    )
     draft = TableModel(torch.tensor([[-torch.inf, -torch.inf, 0.0]]).repeat(4, 1), 1)
     assert gap(engine_of(TableModel(logits, 1), ModelDrafter(draft, 3), 2), params(rule)) <= TOLERANCE
 
@@ -125,7 +127,7 @@ def test_chains_that_report_q(target, rule, full_rows):
     assert gap(engine_of(target, drafter, 2, 1, 2), params(rule)) <= TOLERANCE
 
 
-@pytest.mark.parametrize(("depth", "width", "nodes"), [(1, 2, 2), (2, 2, 4), (2, 2, 6)], ids=["pair", "one-side", "full"])
+@pytest.mark.parametrize("depth, width, nodes", [(1, 2, 2), (2, 2, 4), (2, 2, 6)], ids=["pair", "one-side", "full"])
 def test_trees_drawn_without_replacement(target, rule, depth, width, nodes):
     if target is THREE and nodes == 6:
         nodes = 3

@@ -11,6 +11,7 @@ import textwrap
 import pytest
 import torch
 from exact.joint import CAUGHT, TOLERANCE, draft_law, engine_of, gap, q_chain, q_tree
+from toys import Custom
 
 from surefoot.backends.table import TableModel
 from surefoot.core import verify
@@ -19,7 +20,6 @@ from surefoot.core.protocols import Verdict
 from surefoot.core.tree import DraftTree
 from surefoot.drafters.model import ModelDrafter
 from surefoot.drafters.script import ScriptDrafter
-from toys import Custom
 
 TARGET = TableModel.random(3, order=2, seed=4, sharpness=0.8)
 DRAFT = TableModel.random(3, order=2, seed=9, sharpness=0.9)
@@ -56,13 +56,13 @@ def test_the_shipped_rules_pass_the_same_check(make):
 
 @pytest.mark.parametrize("make", [chains, trees])
 @pytest.mark.parametrize(
-    ("name", "old", "new"),
+    "name, old, new",
     [
         pytest.param("ratio", "residual(current, q)", "verify_without(current, x)", id="scalar-residual"),
         pytest.param("ratio", "residual(current, q)", "p[node]", id="no-residual"),
         pytest.param("ratio", "float(current[x]) / claimed", "claimed / max(float(current[x]), 1e-9)", id="inverted-ratio"),
         pytest.param("ratio", "min(1.0, float(current[x]) / claimed)", "float(current[x])", id="point-rule-for-drawn-tokens"),
-        pytest.param("ratio", "here = position + len(path)", "here = position; p = p.roll(1, 0)", id="law-of-another-node"),
+        pytest.param("ratio", "current = p[node]", "current = p[0]", id="law-of-another-node"),
         pytest.param("residual", "(p - q).clamp_min_(0.0)", "(p - q).abs_()", id="absolute-residual"),
     ],
 )
@@ -72,7 +72,7 @@ def test_wrong_ratio_rules(mutate, make, name, old, new):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    "old, new",
     [
         pytest.param("rest / mass if float(mass) > 0.0 else rest", "rest", id="not-renormalised"),
         pytest.param("rest[token] = 0.0", "pass", id="not-removed"),
@@ -84,7 +84,11 @@ def test_siblings_need_the_law_that_is_left(mutate, old, new):
 
 
 def test_first_residual_uses_the_law_before_the_draw(mutate):
-    mutate("ratio", "current = residual(current, q)\n            q = without(q, x)", "q = without(q, x)\n            current = residual(current, q)")
+    mutate(
+        "ratio",
+        "current = residual(current, q)\n            q = without(q, x)",
+        "q = without(q, x)\n            current = residual(current, q)",
+    )
     assert gap(trees(), PARAMS) > CAUGHT
 
 
@@ -119,14 +123,23 @@ def test_siblings_listed_in_another_order_than_drawn():
 def test_q_of_another_temperature():
     def one(row, plan):
         honest = q_chain(DRAFT)(row, plan)
-        return DraftTree(honest.tokens, honest.parents, None if honest.q is None else honest.q.sqrt() / honest.q.sqrt().sum(-1, True), honest.source)
+        return DraftTree(
+            honest.tokens,
+            honest.parents,
+            None if honest.q is None else honest.q.sqrt() / honest.q.sqrt().sum(-1, True),
+            honest.source,
+        )
 
     assert gap(engine_of(TARGET, Custom(one), 2), PARAMS) > CAUGHT
 
 
 def test_bonus_token_from_the_wrong_node(mutate):
     """The token after a wholly accepted draft must come from the law at its last node."""
-    mutate("ratio", "return Verdict(tuple(path), noise.categorical(current", "return Verdict(tuple(path), noise.categorical(current if children else p[0]")
+    mutate(
+        "ratio",
+        "return Verdict(tuple(path), noise.categorical(current",
+        "return Verdict(tuple(path), noise.categorical(current if children else p[0]",
+    )
     assert gap(chains(), PARAMS) > CAUGHT
 
 
@@ -158,9 +171,13 @@ def test_missing_bonus_token(monkeypatch, rule):
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
+    "old, new",
     [
-        pytest.param("return Verdict(tuple(path), token)", "return Verdict(tuple(path), max(token, tokens[min(1, len(tokens) - 1)]))", id="emits-the-draft"),
+        pytest.param(
+            "return Verdict(tuple(path), token)",
+            "return Verdict(tuple(path), max(token, tokens[min(1, len(tokens) - 1)]))",
+            id="emits-the-draft",
+        ),
         pytest.param("tokens[child] == token", "True", id="accepts-anything"),
         pytest.param("choose(node, len(path))", "choose(0, len(path))", id="never-leaves-the-root"),
     ],
@@ -179,7 +196,11 @@ def test_a_cache_that_keeps_refused_tokens(params):
     class Leaky(TableModel):
         def commit(self, slots, paths):
             for slot, path in zip(slots, paths):
-                wrong = list(range(len(path))) if len(path) == len(slot.provisional) or not path else [*path[:-1], len(slot.provisional) - 1]
+                wrong = (
+                    list(range(len(path)))
+                    if len(path) == len(slot.provisional) or not path
+                    else [*path[:-1], len(slot.provisional) - 1]
+                )
                 super().commit([slot], [wrong])
 
     leaky = Leaky(TARGET.logits, TARGET.order)

@@ -119,8 +119,11 @@ def test_generate_json(toy: SimpleNamespace, capsys: pytest.CaptureFixture[str])
 
 
 def test_generate_stats_name_every_source(toy: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["generate", "hello", "--max-tokens", "80", "--drafter", "ngram", "--controller", "fixed", "--stats"]) == 0
-    err = capsys.readouterr().err
+    words = ["generate", "hello", "--max-tokens", "80", "--drafter", "ngram", "--controller", "fixed", "--stats", "--json"]
+    assert main(words) == 0
+    out, err = capsys.readouterr()
+    stats = json.loads(out)["stats"]
+    assert f"mean length    {stats['mean_acceptance_length']:.2f} tokens a drafted pass ({stats['drafts']} drafts)" in err
     assert re.search(r"tokens/s +\d+\.\d \(80 tokens, \d+ passes\)", err)
     assert re.search(r"draft tokens +\d+% accepted \(\d+ of \d+\)", err)
     assert re.search(r"from ngram +\d+ of \d+ accepted", err)
@@ -180,6 +183,12 @@ def test_trace_is_a_line_a_pass(toy: SimpleNamespace, capsys: pytest.CaptureFixt
     assert sum(step["kept"] for step in steps) == 50
     assert sum(sum(step["accepted"]) for step in steps) == stats["accepted_tokens"] > 0
     assert all(len(step["candidates"]) == len(step["p"]) for step in steps)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_trace_on_a_full_disk(toy: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["generate", "hello", "--no-stream", "--trace", "/dev/full"]) == 2
+    assert re.fullmatch(r"surefoot: error: [^\n]*No space left on device[^\n]*\n", capsys.readouterr().err)
 
 
 BAD = {

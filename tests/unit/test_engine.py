@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toys import Custom, ToyCodec, Truth, counter, fixed, run, tree
 
 from surefoot.backends.table import TableModel
 from surefoot.control.fixed import FixedController
@@ -14,7 +15,6 @@ from surefoot.core.tree import DraftTree
 from surefoot.drafters.ngram import NgramDrafter
 from surefoot.drafters.script import ScriptDrafter
 from surefoot.errors import BackendError, BadDraft, BadRequest
-from toys import Custom, ToyCodec, Truth, counter, fixed, run, tree
 
 VOCAB = 40
 LETTERS = [chr(0x61 + i) if i < 26 else chr(0x41 + i - 26) for i in range(VOCAB)]
@@ -22,7 +22,9 @@ LETTERS = [chr(0x61 + i) if i < 26 else chr(0x41 + i - 26) for i in range(VOCAB)
 
 def oracle(vocab: int = VOCAB, accuracy: float = 1.0) -> ScriptDrafter:
     """Knows the counting model: after t comes t + 1."""
-    return ScriptDrafter(lambda row: [(row.tokens[row.n_prompt - 1] + 1 + i) % vocab for i in range(400)], vocab, accuracy=accuracy)
+    return ScriptDrafter(
+        lambda row: [(row.tokens[row.n_prompt - 1] + 1 + i) % vocab for i in range(400)], vocab, accuracy=accuracy
+    )
 
 
 def counting(k: int = 8, accuracy: float = 1.0, eos=(), codec: bool = True, **options) -> Engine:
@@ -58,6 +60,16 @@ def test_the_next_turn_after_an_eos_in_a_block_equals_a_cold_run(j):
     second = warm.generate(prompt, max_tokens=6)
     assert second.stats.cached_tokens >= 20
     assert second.token_ids == counting(eos=[j + 1]).generate(prompt, max_tokens=6).token_ids
+
+
+@pytest.mark.parametrize("j", range(21))
+def test_the_cache_holds_what_was_kept_and_nothing_else(j):
+    engine = counting(eos=[j + 1], reuse=True)
+    row = engine.add([0], SamplingParams(max_tokens=15))
+    while not row.done:
+        assert row.slot is None or row.slot.tokens == row.tokens[:-1]
+        engine.step()
+    assert row.slot.tokens == row.tokens[:-1]
 
 
 @pytest.mark.parametrize("j", range(21))
@@ -408,7 +420,7 @@ def test_until_the_context_is_full():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "message"),
+    "prompt, message",
     [
         ([], "empty"),
         ([VOCAB], r"0\.\.39"),
@@ -428,7 +440,7 @@ def test_bad_prompts(prompt, message):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options, message",
     [
         ({"max_token": 3}, "did you mean 'max_tokens'"),
         ({"temperature": -1}, "temperature=-1"),
@@ -463,11 +475,15 @@ BAD_TREES = {
     "parent after child": lambda row: tree([row.tokens[-1], 1, 2], [-1, 2, 0]),
     "two roots": lambda row: tree([row.tokens[-1], 1, 2], [-1, -1, 0]),
     "twins": lambda row: tree([row.tokens[-1], 1, 1], [-1, 0, 0]),
-    "lengths": lambda row: DraftTree(torch.tensor([row.tokens[-1], 1]), torch.tensor([-1]), None, torch.zeros(2, dtype=torch.int16)),
+    "lengths": lambda row: DraftTree(
+        torch.tensor([row.tokens[-1], 1]), torch.tensor([-1]), None, torch.zeros(2, dtype=torch.int16)
+    ),
     "empty": lambda row: DraftTree(*(torch.zeros(0, dtype=torch.int64),) * 2, None, torch.zeros(0, dtype=torch.int16)),
     "q of another vocabulary": lambda row: DraftTree.chain([row.tokens[-1], 1], torch.ones(1, 3), 1),
     "q rows": lambda row: DraftTree.chain([row.tokens[-1], 1, 2], torch.full((1, VOCAB), 1 / VOCAB), 1),
-    "q says never": lambda row: DraftTree.chain([row.tokens[-1], 1], torch.nn.functional.one_hot(torch.tensor([2]), VOCAB).double(), 1),
+    "q says never": lambda row: DraftTree.chain(
+        [row.tokens[-1], 1], torch.nn.functional.one_hot(torch.tensor([2]), VOCAB).double(), 1
+    ),
     "unknown source": lambda row: DraftTree.chain([row.tokens[-1], 1], source=9),
     "deeper than planned": lambda row: tree([row.tokens[-1], 1, 2, 3, 4], [-1, 0, 1, 2, 3]),
 }

@@ -69,8 +69,14 @@ def test_acceptance_numbers_are_uniform():
 UNIFORM = torch.full((4,), 0.25)
 PAIRS = {
     "lanes target and draft": (lambda n, i: n.categorical(UNIFORM, i, TARGET), lambda n, i: n.categorical(UNIFORM, i, DRAFT)),
-    "lanes target and residual": (lambda n, i: n.categorical(UNIFORM, i, TARGET), lambda n, i: n.categorical(UNIFORM, i, RESIDUAL)),
-    "lanes draft and residual": (lambda n, i: n.categorical(UNIFORM, i, DRAFT), lambda n, i: n.categorical(UNIFORM, i, RESIDUAL)),
+    "lanes target and residual": (
+        lambda n, i: n.categorical(UNIFORM, i, TARGET),
+        lambda n, i: n.categorical(UNIFORM, i, RESIDUAL),
+    ),
+    "lanes draft and residual": (
+        lambda n, i: n.categorical(UNIFORM, i, DRAFT),
+        lambda n, i: n.categorical(UNIFORM, i, RESIDUAL),
+    ),
     "lanes draft and accept": (lambda n, i: n.categorical(UNIFORM, i, DRAFT, 3), lambda n, i: int(n.accept(0.5, i, ACCEPT, 3))),
     "lanes accept and residual": (lambda n, i: int(n.accept(0.5, i, ACCEPT)), lambda n, i: n.categorical(UNIFORM, i, RESIDUAL)),
     "positions": (lambda n, i: n.categorical(UNIFORM, i, TARGET), lambda n, i: n.categorical(UNIFORM, i + 1, TARGET)),
@@ -78,7 +84,10 @@ PAIRS = {
     "position and turn": (lambda n, i: n.categorical(UNIFORM, i, TARGET, 1), lambda n, i: n.categorical(UNIFORM, 1, TARGET, i)),
     "siblings": (lambda n, i: int(n.accept(0.5, i, ACCEPT, 0, 0)), lambda n, i: int(n.accept(0.5, i, ACCEPT, 0, 1))),
     "seeds": (lambda n, i: n.categorical(UNIFORM, i, TARGET), lambda n, i: Philox(n.seed + 1).categorical(UNIFORM, i, TARGET)),
-    "negative seed": (lambda n, i: n.categorical(UNIFORM, i, TARGET), lambda n, i: Philox(-n.seed).categorical(UNIFORM, i, TARGET)),
+    "negative seed": (
+        lambda n, i: n.categorical(UNIFORM, i, TARGET),
+        lambda n, i: Philox(-n.seed).categorical(UNIFORM, i, TARGET),
+    ),
 }
 
 

@@ -18,7 +18,8 @@ BAD = [
     {"min_p": -0.1}, {"min_p": 1.0}, {"min_p": math.nan}, {"min_p": False},
     {"seed": 1.5}, {"seed": "7"}, {"seed": True},
     {"stop": ""}, {"stop": ["ok", ""]}, {"stop": [3]}, {"stop": 3},
-    {"stop_token_ids": [-1]}, {"stop_token_ids": ["a"]}, {"stop_token_ids": [1.0]}, {"stop_token_ids": [True]}, {"stop_token_ids": 5},
+    {"stop_token_ids": [-1]}, {"stop_token_ids": ["a"]}, {"stop_token_ids": [1.0]}, {"stop_token_ids": [True]},
+    {"stop_token_ids": 5},
     {"ignore_eos": "no"}, {"ignore_eos": 1}, {"include_stop_str_in_output": None},
     {"verification": "typical"}, {"verification": None}, {"verification": ["ratio"]},
 ]  # fmt: skip
@@ -56,7 +57,7 @@ def test_values_are_normalised():
 def test_unknown_names_get_the_nearest_known_one():
     with pytest.raises(BadRequest, match="'max_token'; did you mean 'max_tokens'"):
         SamplingParams.build({"max_token": 3})
-    with pytest.raises(BadRequest, match="known are .*temperature"):
+    with pytest.raises(BadRequest, match=r"known are .*temperature"):
         SamplingParams.build({"zzz": 3})
 
 

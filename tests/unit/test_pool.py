@@ -11,7 +11,7 @@ from surefoot.core.engine import Engine
 from surefoot.core.params import SamplingParams
 from surefoot.core.pool import Pool
 from surefoot.core.request import Row
-from surefoot.errors import BadRequest
+from surefoot.errors import BackendError, BadRequest
 
 PROMPT = [(3 * i + i // 5) % 7 for i in range(40)]
 
@@ -62,6 +62,39 @@ def test_most_rows_at_once():
     finish(engine, *rows)
 
 
+class Few(TableModel):
+    """A backend with three slots."""
+
+    def open(self, n):
+        return self._limited(lambda: super(Few, self).open(n))
+
+    def fork(self, slot, length=None):
+        return self._limited(lambda: super(Few, self).fork(slot, length))
+
+    def _limited(self, make):
+        if self.open_slots >= 3:
+            raise BackendError("all 3 rows are in use")
+        return make()
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_a_backend_with_few_slots_queues_rows_rather_than_fail(reuse):
+    target = Few(model().logits, 2)
+    engine = Engine(target, reuse=reuse)
+    rows = [engine.add([*PROMPT[: 20 + i], i], SamplingParams(max_tokens=3 + i)) for i in range(7)]
+    finish(engine, *rows)
+    child = engine.fork(rows[-1], [1])
+    finish(engine, child)
+    for r in rows:
+        assert tuple(r.output) == Engine(model()).generate(r.tokens[: r.n_prompt], max_tokens=r.limit).token_ids
+    engine.close()
+    assert target.open_slots == 0
+    target.open_slots = 3  # taken by someone else: the error arrives, and the request can be ended
+    with pytest.raises(BackendError, match="in use"):
+        engine.generate([1], max_tokens=2)
+    assert engine.rows == []
+
+
 def test_aborting_a_waiting_row_lets_the_next_one_in():
     engine = Engine(model(), max_rows=1)
     first, second, third = (engine.add([i], SamplingParams(max_tokens=3)) for i in range(3))
@@ -100,7 +133,7 @@ def test_nothing_is_kept_without_reuse():
     assert target.open_slots == 0
 
 
-@pytest.mark.parametrize(("shared", "cached"), [(15, 0), (16, 16), (25, 25), (40, 39)])
+@pytest.mark.parametrize("shared, cached", [(15, 0), (16, 16), (25, 25), (40, 39)])
 def test_a_common_beginning_is_forked_if_it_is_long_enough(shared, cached):
     target = model()
     engine = Engine(target, reuse=True)

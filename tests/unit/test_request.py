@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from toys import ToyCodec
 
 from surefoot.core.params import SamplingParams
 from surefoot.core.request import Row
-from toys import ToyCodec
 
 NAMES = {0: "target", 1: "ngram"}
 LETTERS = ToyCodec("abcdefghij")
@@ -45,7 +45,7 @@ def test_ignore_eos_goes_on_but_stop_tokens_still_stop():
     assert r.finish_reason == "stop"
 
 
-@pytest.mark.parametrize(("limit", "kept", "reason"), [(2, 2, "length"), (3, 3, "stop"), (4, 3, "stop")])
+@pytest.mark.parametrize("limit, kept, reason", [(2, 2, "length"), (3, 3, "stop"), (4, 3, "stop")])
 def test_a_stop_at_or_before_the_limit_wins(limit, kept, reason):
     r = row(limit=limit, eos=(9,))
     assert commit(r, 1, 2, 9, 3) == kept
@@ -101,7 +101,7 @@ def test_overlapping_beginnings_of_a_stop():
     assert r.text == "aa"
 
 
-@pytest.mark.parametrize(("include", "text"), [(False, "x"), (True, "xEND")])
+@pytest.mark.parametrize("include, text", [(False, "x"), (True, "xEND")])
 def test_a_stop_inside_a_token_cuts_the_text_not_the_token(include, text):
     r = row(stop="END", include_stop_str_in_output=include, codec=ToyCodec(["x", "EN", "D and more", "!"]))
     assert commit(r, 0, 1, 2, 3) == 3

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toys import tree
 
 from surefoot.core.noise import ACCEPT, RESIDUAL, TARGET, Philox
 from surefoot.core.tree import DraftTree
 from surefoot.core.verify import RULES, choose_rule, coupled, greedy, ratio, residual, verify, without
 from surefoot.errors import BadDraft
-from toys import tree
 
 
 class Told:
@@ -40,7 +40,7 @@ def test_plain_decoding_is_a_tree_of_one_node():
 
 
 @pytest.mark.parametrize(
-    ("best", "path", "token"),
+    "best, path, token",
     [([1, 2, 3, 0], (1, 2, 3), 0), ([1, 2, 0, 0], (1, 2), 0), ([1, 3, 3, 3], (1,), 3), ([0, 2, 3, 0], (), 0)],
 )
 def test_greedy_keeps_the_longest_right_beginning(best, path, token):
@@ -127,7 +127,7 @@ def test_a_one_hot_law_makes_every_rule_greedy():
 
 
 @pytest.mark.parametrize(
-    ("rule", "greedy_law", "seeded", "has_q", "chosen"),
+    "rule, greedy_law, seeded, has_q, chosen",
     [
         ("auto", True, False, True, "greedy"),
         ("ratio", True, True, True, "greedy"),

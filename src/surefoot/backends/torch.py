@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..core.protocols import InvarianceReport, Need, Scores, Slot, Traits
 from ..core.tree import Forest
-from ..errors import BackendError, Unsupported
+from ..errors import BackendError, BadRequest, Unsupported
 from .torch_batch import Batch, bucket, lay_out
 from .torch_cache import Pool, round_up
 from .torch_family import describe, masked_attention
@@ -51,13 +51,23 @@ class TorchModel:
         max_rows: int = 16,
         max_nodes: int = 512,
         max_context: int | None = None,
+        trees: bool = True,
         static: bool = False,
+        width_step: int = 4,
+        context_step: int = 512,
         name: str | None = None,
     ) -> None:
-        """``capacity_tokens``: most cached tokens of all rows together. ``max_nodes``: widest pass of a row."""
+        """``capacity_tokens``: most cached tokens of all rows together. ``max_nodes``: widest pass of a row.
+
+        Passes are padded to multiples of ``width_step`` nodes and ``context_step`` cache columns: CPU kernels add in
+        another order for other remainders, and these are the smallest steps under which chains agree bit for bit.
+        A tree moves a path's keys to other columns, hence to another order of addition: ``trees=False`` gives them up.
+        """
         self._family = family = describe(model)
-        if min(max_rows, max_nodes) < 1 or (capacity_tokens is not None and capacity_tokens < max_rows):
-            raise Unsupported("max_rows and max_nodes must be at least 1, capacity_tokens at least max_rows")
+        if min(max_rows, max_nodes, width_step, context_step) < 1:
+            raise BadRequest("max_rows, max_nodes, width_step and context_step must be at least 1")
+        if capacity_tokens is not None and capacity_tokens < max_rows:
+            raise BadRequest(f"capacity_tokens must be at least max_rows ({max_rows})")
         masked_attention(model)
         self.model = model.eval()
         self._static = static
@@ -69,8 +79,10 @@ class TorchModel:
             context = min(context, a_row)
         nodes = min(max_nodes, context)
         self._capacity = capacity_tokens or max_rows * context
-        columns = {"columns": round_up(context + bucket(nodes))} if static else {}
-        self._pool = Pool(family.layers, max_rows, fixed=static, **columns)
+        self._steps = (width_step, context_step)
+        whole = context + max(bucket(nodes), width_step)
+        columns = round_up(whole if static else min(whole, context_step), context_step)
+        self._pool = Pool(family.layers, max_rows, columns, fixed=static)
         self._slots: dict[int, TorchSlot] = {}
         self._traits = Traits(
             name=name or str(getattr(model.config, "name_or_path", "") or model.config.model_type),
@@ -80,6 +92,7 @@ class TorchModel:
             max_context=context,
             max_nodes=nodes,
             capacity=self._capacity,
+            tree=trees,
             exact=False,
             hidden=tuple(range(family.layers + 1)) if family.blocks is not None else (),
             device=str(self._device),
@@ -190,6 +203,8 @@ class TorchModel:
         missing = set(need.hidden) - set(self._traits.hidden)
         if missing:
             raise Unsupported(f"no hidden states after layer {min(missing)}; this model offers {self._traits.hidden}")
+        if not self._traits.tree and not all(forest.linear):
+            raise Unsupported("this model was built with trees=False; draft chains only, or leave that option out")
         longest = self._traits.max_context
         for b, slot in enumerate(slots):
             lo, hi = forest.begins[b], forest.begins[b + 1]
@@ -200,11 +215,12 @@ class TorchModel:
         self._room(sum(forest.sizes))
 
     def _batch(self, slots: list[TorchSlot], forest: Forest) -> Batch:
-        width = max(self._traits.min_width, *np.diff(forest.begins).tolist())
+        step, context_step = self._steps
+        width = round_up(max(self._traits.min_width, *np.diff(forest.begins).tolist()), step)
         if self._static:
             width, rows, seen = bucket(width), list(range(self._pool.max_rows)), self._pool.columns
         else:
-            rows, seen = sorted(s.index for s in slots), round_up(max(s.length for s in slots) + width)
+            rows, seen = sorted(s.index for s in slots), round_up(max(s.length for s in slots) + width, context_step)
         self._pool.reserve(seen)
         return lay_out(
             forest,
@@ -225,9 +241,8 @@ class TorchModel:
         if not self._family.keeps_logits:
             return np.arange(width)
         wanted = np.unique(batch.column[forest.scored().numpy()])
-        count = min(width, max(len(wanted), self._traits.min_width))
-        if self._static:
-            count = min(width, bucket(count))
+        count = round_up(max(len(wanted), self._traits.min_width), self._steps[0])
+        count = min(width, bucket(count) if self._static else count)
         spare = np.setdiff1d(np.arange(width), wanted)
         return np.sort(np.concatenate([wanted, spare[: count - len(wanted)]]))
 

@@ -18,12 +18,9 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from ..errors import BackendError
 
-GRAIN = 64
-"""Columns come in multiples of this, so that neighbouring context lengths run the same kernel shapes."""
 
-
-def round_up(n: int, grain: int = GRAIN) -> int:
-    return -(-n // grain) * grain
+def round_up(n: int, step: int) -> int:
+    return -(-n // step) * step
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +102,9 @@ class LayerStore(CacheLayerMixin):
 
 
 class Pool:
-    """Slots of all layers. ``columns`` and ``rows`` grow by doubling, unless ``fixed``."""
+    """Slots of all layers. Rows and columns grow by doubling (columns from ``columns``), unless ``fixed``."""
 
-    def __init__(self, layers: int, max_rows: int, columns: int = GRAIN, fixed: bool = False) -> None:
+    def __init__(self, layers: int, max_rows: int, columns: int, fixed: bool = False) -> None:
         self.fixed = fixed
         self.max_rows = max_rows
         self.rows = max_rows if fixed else 0
@@ -143,7 +140,7 @@ class Pool:
     def reserve(self, columns: int) -> None:
         """Make room for rows of this many columns."""
         if columns > self.columns:
-            self._resize(self.rows, max(round_up(columns), 2 * self.columns))
+            self._resize(self.rows, max(columns, 2 * self.columns))
 
     def _resize(self, rows: int, columns: int) -> None:
         try:

@@ -36,12 +36,11 @@ def from_pretrained(path: str, device: str = "auto", dtype: str = "auto", attent
         config = AutoConfig.from_pretrained(where, local_files_only=folder)
         refuse(config)
         options.update(config=config, dtype=number, local_files_only=folder)
-        model, found = AutoModelForCausalLM.from_pretrained(where, output_loading_info=True, **options)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(where, output_loading_info=True, **options)
+        model, found = loaded
         if found["missing_keys"]:
             # transformers would go on with random numbers in their place
-            raise BackendError(
-                f"'{path}' lacks the weights of {min(found['missing_keys'])}; give a complete model folder"
-            )
+            raise BackendError(f"'{path}' lacks the weights of {min(found['missing_keys'])}; give a complete model folder")
         return model.eval().to(device)
     except (BackendError, Unsupported):
         raise

@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ..core.protocols import InvarianceReport, Need, Slot, TargetModel
 from ..core.tree import DraftTree, Forest
-from ..errors import Unsupported
+from ..errors import BackendError, Unsupported
 
 if TYPE_CHECKING:
     from .torch import TorchModel
 
-WIDTHS = (1, 2, 3, 4, 8, 16)
-CONTEXT = 56
-"""Committed tokens before the probed ones: the probed widths then reach over a step of the padded context length."""
+WIDTHS = (1, 2, 3, 4, 5, 7, 8, 16)
+CONTEXT = 504
+"""Committed tokens before the probed ones: the probed ones reach over a step of the padded context length."""
 TOLERANCE = {"float32": 1e-3, "float64": 1e-6}
 """Of the spread of the logits; half precisions get ``LOOSE``. A mask that is not honoured errs by far more."""
 LOOSE = 0.1
@@ -68,7 +68,8 @@ def compare_with_full_pass(target: TorchModel) -> int:
     try:
         _score(target, slots, trees)
         target.commit(slots, [range(len(t)) for t in trees])
-        tree, path = _tree(path_tokens, vocab)
+        chain = DraftTree.chain(path_tokens), list(range(len(path_tokens)))
+        tree, path = _tree(path_tokens, vocab) if traits.tree else chain
         scores = _score(target, slots, [tree, DraftTree.chain(prompt[-1:])][: len(slots)])
         target.commit(slots[:1], [path])
         last = tokens[cut + len(path_tokens) :][:1]
@@ -97,45 +98,50 @@ def compare_with_full_pass(target: TorchModel) -> int:
 
 
 def invariance(target: TorchModel) -> InvarianceReport:
-    """The same tokens at several widths, as a tree, beside a neighbour, and after another split of the prompt."""
+    """The same tokens at several widths, as a tree, beside a neighbour, and after another split of the prompt.
+
+    ``min_width``: the smallest probed width from which on all agree bit for bit; 1 if not even the widest two do.
+    """
     traits = target.traits
     longest = min(WIDTHS[-1], traits.max_nodes // 2, traits.max_context // 2)
-    before = min(CONTEXT, traits.max_context - longest - 1, traits.max_nodes)
+    room = traits.capacity // min(2, target.max_rows)
+    before = min(CONTEXT, min(traits.max_context, room) - 2 * longest)
+    if min(before, longest) < 1:
+        raise BackendError("the probe needs room for 64 tokens in two rows; raise capacity_tokens or max_context")
     tokens = [(3 + 7 * i) % traits.vocab_size for i in range(before + longest)]
     prompt, probed = tokens[:before], tokens[before:]
     widths = [w for w in WIDTHS if w < longest] + [longest]
+    whole = min(before, traits.max_nodes)
 
-    def fresh(chunk: int = before) -> Slot:
+    def fresh(chunk: int = whole) -> Slot:
         (slot,) = target.open(1)
         _chain(target, slot, prompt, chunk)
         return slot
 
     seen: dict[str, Tensor] = {}
+    base = fresh()
     for width in widths:
-        slot = fresh()
-        seen[f"width={width}"] = _chain(target, slot, probed, width)
-        target.close([slot])
-    slot = fresh()
-    tree, path = _tree(probed, traits.vocab_size)
-    seen["tree"] = _score(target, [slot], [tree])[0][path]
-    target.close([slot])
-    slot = fresh(max(traits.min_width, before // 3))
+        copy = target.fork(base, before) if target.max_rows > 1 else base
+        seen[f"width={width}"] = _chain(target, copy, probed, width)
+        target.close([copy])
+        base = base if copy is not base else fresh()
+    if traits.tree:
+        tree, path = _tree(probed, traits.vocab_size)
+        seen["tree"] = _score(target, [base], [tree])[0][path]
+    if target.max_rows > 1:
+        pair = [base, *target.open(1)]
+        _chain(target, pair[1], prompt[:7], 7)
+        seen["batch"] = _score(target, pair, [DraftTree.chain(probed), DraftTree.chain(probed[:3])])[0]
+        target.close(pair[1:])
+    target.close([base])
+    slot = fresh(max(1, whole // 3))
     seen["prompt in parts"] = _chain(target, slot, probed, longest)
     target.close([slot])
-    if target.max_rows > 1:
-        pair = target.open(1)
-        _chain(target, pair[0], prompt[:7], 7)
-        pair.append(fresh())
-        seen["batch"] = _score(target, pair, [DraftTree.chain(probed[:3]), DraftTree.chain(probed)])[1]
-        target.close(pair)
+
     reference = seen[f"width={longest}"]
     difference = {k: float((v - reference).abs().max()) for k, v in seen.items()}
-    equal = longest
-    for width in reversed(widths):
-        if difference[f"width={width}"] != 0:
-            break
-        equal = width
+    agreeing = [all(difference[f"width={w}"] == 0 for w in widths[i:]) for i in range(len(widths))]
+    smallest = widths[agreeing.index(True)]
+    found = smallest < longest or longest == 1
     rest = [v for k, v in difference.items() if not k.startswith("width=")]
-    found = equal < longest or longest == 1
-    min_width = max(equal if found else 1, traits.min_width)
-    return InvarianceReport(found and not any(rest), min_width, True, difference)
+    return InvarianceReport(found and not any(rest), max(smallest if found else 1, traits.min_width), True, difference)

@@ -37,14 +37,13 @@ def answer(
     engine: Engine,
     prompt: Any,
     params: SamplingParams,
-    show: Callable[[Row], Callable[[Piece], None]] | None = None,
+    emit: Callable[[Piece], None] | None = None,
     *,
     trace: bool = False,
 ) -> Answer:
-    """Run a request to its end or to Ctrl-C. ``show(row)`` gives what is called with each piece as it becomes final."""
+    """Run a request to its end or to Ctrl-C. ``emit`` gets each piece as it becomes final."""
     start = time.perf_counter()
     row = engine.add(prompt, params, trace=trace)
-    emit = show(row) if show is not None else None
     first = 0.0
     interrupts = Interrupts()
     try:

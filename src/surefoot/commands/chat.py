@@ -55,7 +55,8 @@ class Conversation:
     def loop(self) -> None:
         """Until /exit or the end of the input."""
         if self._tty:
-            print(f"{self.engine.target.traits.name}. {_HELP}.")
+            legend = "" if _plain() else " Coloured: drafted and accepted."
+            print(f"{self.engine.target.traits.name}. {_HELP}.{legend}")
         while True:
             try:
                 line = input("> " if self._tty else "").strip()
@@ -99,7 +100,7 @@ class Conversation:
 
         codec = self.engine.codec
         prompt = messages(text, self.system, self.turns)
-        done = answer(self.engine, prompt, self.params, lambda row: Painter(codec, row.stop_ids))  # type: ignore[arg-type]
+        done = answer(self.engine, prompt, self.params, Painter(codec))  # type: ignore[arg-type]
         said = done.completion.text
         print("" if said.endswith("\n") else "\n", end="")
         print(_dim(footer(done) + (" · stopped" if done.interrupted else "")))
@@ -109,8 +110,11 @@ class Conversation:
 
 
 def _dim(text: str) -> str:
-    plain = not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    return text if plain else f"\x1b[2m{text}\x1b[0m"
+    return text if _plain() else f"\x1b[2m{text}\x1b[0m"
+
+
+def _plain() -> bool:
+    return not sys.stdout.isatty() or bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
 
 
 @contextlib.contextmanager

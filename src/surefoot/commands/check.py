@@ -41,7 +41,7 @@ class Checked:
 
 def run(args: argparse.Namespace) -> int:
     from ..loader import BACKENDS
-    from .memory import amount, available
+    from .memory import OVERHEAD, amount, available
     from .terminal import progress
 
     if args.backend not in BACKENDS:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     with progress() as tell:
         models = [_check(ref, args, tell) for ref in (args.target, args.draft) if ref is not None]
     problems = [p for model in models for p in model.problems]
-    total = sum(model.memory.total or 0 for model in models)
+    total = OVERHEAD + sum(model.memory.total or 0 for model in models)
     if total > available():
         problems.append(f"memory: {amount(total)} are needed, {amount(available())} are free; lower --kv-tokens")
     vocabulary = models[0].codec.compare(models[1].codec) if len(models) == 2 else None
@@ -86,7 +86,7 @@ def _check(ref: str, args: argparse.Namespace, tell: Progress) -> Checked:
 
 
 def _lines(models: list[Checked], vocabulary: VocabReport | None, problems: list[str], free: int) -> list[str]:
-    from .memory import amount
+    from .memory import OVERHEAD, amount
 
     out: list[str] = []
     for role, model in zip(("target", "draft"), models, strict=False):
@@ -103,8 +103,8 @@ def _lines(models: list[Checked], vocabulary: VocabReport | None, problems: list
             f"           weights {amount(plan.weights)}; logits of {plan.draft} drafted tokens {amount(plan.logits)}",
             f"           KV {amount(plan.kv_per_token)} a token, {amount(plan.kv)} for {plan.kv_tokens} tokens",
         ]
-    total = sum(model.memory.total or 0 for model in models)
-    out.append(f"memory  about {amount(total)} in all, {amount(free)} free")
+    total = OVERHEAD + sum(model.memory.total or 0 for model in models)
+    out.append(f"memory  about {amount(total)} in all with libraries and work buffers, {amount(free)} free")
     if vocabulary is not None:
         out += _pair(models[0].can, models[1].can, vocabulary)
     out += [f"problem: {line}" for line in problems]
@@ -130,7 +130,10 @@ def _pair(target: Capabilities, draft: Capabilities, vocabulary: VocabReport) ->
 
 
 def _values(models: list[Checked], vocabulary: VocabReport | None, problems: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {"fits": not problems, "problems": problems}
+    from .memory import OVERHEAD, available
+
+    total = OVERHEAD + sum(model.memory.total or 0 for model in models)
+    found: dict[str, Any] = {"fits": not problems, "problems": problems, "memory": total, "free": available()}
     for role, model in zip(("target", "draft"), models, strict=False):
         memory = {**asdict(model.memory), "total": model.memory.total}
         found[role] = {"name": model.name, **asdict(model.can), "tokenizer_size": model.codec.vocab_size, "memory": memory}

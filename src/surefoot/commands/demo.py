@@ -89,21 +89,17 @@ def run(args: argparse.Namespace) -> int:
 
 def _one(target: Target, prompt: str, params: SamplingParams, drafter: str, show: bool = False) -> Answer:
     """One answer by an engine that knows nothing of earlier ones."""
-    from ..core.request import Row
     from ..loader import assemble
     from .answer import answer
     from .terminal import Painter
 
     engine = assemble(target, drafter)
 
-    def painter(row: Row) -> Painter:
-        paint = Painter(target.codec, row.stop_ids)
-        if paint.coloured:
-            print("(green: drafted and accepted)")
-        return paint
-
+    painter = Painter(target.codec) if show else None
+    if painter is not None and painter.coloured:
+        print("(green: drafted and accepted)\n")
     try:
-        return answer(engine, messages(prompt, None), params, painter if show else None)
+        return answer(engine, messages(prompt, None), params, painter)
     finally:
         engine.close()
 

@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
             running = engine(args, tell)
         prompt = prompt_for(running, text, args.system, args.raw)
         stream = not args.json and args.stream is not False
-        done = answer(running, prompt, params, (lambda row: Painter(None)) if stream else None, trace=trace is not None)
+        done = answer(running, prompt, params, Painter(None) if stream else None, trace=trace is not None)
         if trace is not None:
             _write_trace(trace, done.completion.stats.trace or [])
     if args.json:

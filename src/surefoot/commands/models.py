@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from ..errors import SurefootError
 from .memory import amount
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _COLUMNS = ("model", "kind", "format", "parameters", "context", "size", "runs on")
 
@@ -34,8 +32,8 @@ def run(args: argparse.Namespace) -> int:
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for entry in entries:
-        for line in entry.get("cannot", ()):
-            print(f"{entry['ref']} does not run on {line}")
+        if not entry.get("backends", True):
+            print(f"{entry['ref']} runs on nothing; {'; '.join(entry['cannot'])}")
     return 0
 
 
@@ -73,7 +71,9 @@ def _row(entry: dict[str, Any]) -> tuple[str, ...]:
     parameters = f"{entry['parameters'] / 1e6:,.0f} M" if entry["parameters"] else "?"
     form = f"{entry['format']} {entry['architecture']} {entry['quantisation']}"
     runs = ", ".join(entry["backends"]) or "nothing"
-    return entry["ref"], entry["kind"], form, parameters, str(entry["context"] or "?"), amount(entry["size"]), runs
+    home = str(Path.home())
+    ref = entry["ref"].replace(home, "~", 1) if entry["ref"].startswith(home + "/") else entry["ref"]
+    return ref, entry["kind"], form, parameters, str(entry["context"] or "?"), amount(entry["size"]), runs
 
 
 def _fetch(args: argparse.Namespace) -> int:

@@ -99,11 +99,10 @@ class Painter:
     while it could become a stop string.
     """
 
-    def __init__(self, codec: Codec | None, stop_ids: frozenset[int] = frozenset()) -> None:
+    def __init__(self, codec: Codec | None) -> None:
         self._console = Console(highlight=False, markup=False, emoji=False)
         coloured = self._console.is_terminal and not self._console.no_color
         self._decoder = codec.decoder() if coloured and codec is not None else None
-        self._stop_ids = stop_ids
         self._spans: deque[tuple[int, str]] = deque()
         self._colours: dict[str, str] = {}
 
@@ -117,8 +116,7 @@ class Painter:
             sys.stdout.flush()
             return
         for token, source in zip(piece.token_ids, piece.sources, strict=True):
-            if token not in self._stop_ids:
-                self._spans.append((len(self._decoder.push(token)), source))
+            self._spans.append((len(self._decoder.push(token)), source))
         text = piece.text
         while text:
             size, source = self._spans.popleft() if self._spans else (len(text), "target")

@@ -13,29 +13,31 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import BadDraft, BadRequest
+from ..errors import BadRequest
 from .completion import Codec, Completion, Prompt
-from .law import argmax, law
+from .law import Laws, argmax
 from .noise import Noise
 from .params import SamplingParams
+from .parts import Assembler, Part
 from .pool import Pool
-from .protocols import PLAIN, Controller, Costs, Drafter, Need, Plan, Slot, TargetModel, Verdict
+from .protocols import Controller, Costs, Drafter, Need, TargetModel, Verdict
 from .request import Piece, Row
+from .stats import StepTrace
 from .trace import record
-from .tree import PENDING, DraftTree, Forest, depths
+from .tree import PENDING, Forest
 from .verify import greedy, verify
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """One row's share of a pass: ``lead`` pending tokens, then a tree. ``wanted``: the last pending token is reached."""
+class Outcome:
+    """What a pass settled for one part. ``verdict`` is None where the row was only prefilled."""
 
-    row: Row
-    slot: Slot
-    lead: list[int]
-    tree: DraftTree
-    wanted: bool = True
-    drafter: str | None = None
+    verdict: Verdict | None
+    path: list[int]
+    """Nodes of the part whose KV is committed."""
+    kept: int = 0
+    """Tokens that the row kept."""
+    trace: StepTrace | None = None
 
 
 class Engine:
@@ -65,7 +67,7 @@ class Engine:
         self.controller = controller
         self.codec = codec
         self.clock = clock
-        self._chunk = max(1, min(chunk, target.traits.max_nodes))
+        self._assembler = Assembler(target.traits, self.drafters, controller, chunk)
         self._need = Need(tuple(sorted({layer for d in drafters for layer in d.needs.hidden})))
         self._pool = Pool(target, max_rows, target.traits.exact if reuse is None else reuse)
         self._next_id = 0
@@ -129,7 +131,7 @@ class Engine:
         rows: list[Row] = []
         try:
             for p in prompts:
-                rows.append(self.add(p, params, trace=trace))
+                rows.append(self.add(p, params, trace=trace))  # noqa: PERF401 - a bad prompt must not lose the rows before it
             while any(not r.done for r in rows):
                 self.step()
         finally:
@@ -145,12 +147,13 @@ class Engine:
         """Step until ``row`` ends and yield its pieces."""
         try:
             while True:  # another stream of this engine may have stepped the row already, to its end even
-                piece = row.drain(self.names)
+                piece, done = row.drain(self.names), row.done
                 if piece is not None:
                     yield piece
-                if row.done:
+                if done:
                     return
-                self.step()
+                if not row.done:
+                    self.step()
         finally:
             self.abort(row)
 
@@ -164,7 +167,7 @@ class Engine:
         rows = self._pool.admit()
         if not rows:
             return []
-        parts = self._parts(rows)
+        parts = self._assembler.assemble(rows, self.target.traits)
         slots = [p.slot for p in parts]
         forest = Forest.pack(
             [p.tree for p in parts], [p.lead for p in parts], [p.wanted for p in parts], self.target.traits.min_width
@@ -173,98 +176,44 @@ class Engine:
         before = self.clock()
         scores = self.target.score(slots, forest, self._need)
         after = self.clock()
-        verdicts: list[Verdict | None] = []
-        paths: list[list[int]] = []
-        traced: list[tuple[Part, Tensor, Verdict, int]] = []
-        begin = 0
-        best = argmax(scores.logits) if any(p.row.params.temperature == 0 for p in parts) else []
-        for part in parts:
-            if not part.wanted:
-                verdicts.append(None)
-                paths.append(list(range(len(part.tree))))
-                continue
-            end = begin + len(part.tree)
-            verdict = self._verify(part, scores.logits[begin:end], best[begin:end])
-            kept = self._commit(part, verdict)
-            # the last kept token stays pending; its KV, if any, is not committed
-            lead = len(part.lead)
-            paths.append([*range(lead + 1), *(lead + i for i in verdict.path[: kept - 1])])
-            verdicts.append(verdict)
-            if part.row.stats.trace is not None:
-                traced.append((part, scores.logits[begin:end], verdict, kept))
-            begin = end
-        entries = [(p, record(p.row, p.tree, g, v, n, p.drafter, after - start)) for p, g, v, n in traced]
-        self.target.commit(slots, paths)
+        outcomes = self._settle(parts, scores.logits)
+        self.target.commit(slots, [o.path for o in outcomes])
         for drafter in self.drafters.values():
-            drafter.observe([p.row for p in parts], forest, scores, verdicts)
+            drafter.observe([p.row for p in parts], forest, scores, [o.verdict for o in outcomes])
         seconds = self.clock() - start
-        prefill = sum(len(p.lead) + (0 if p.wanted else len(p.tree)) for p in parts)
+        prefill = sum(p.prefill for p in parts)
         costs = Costs(before - start, after - before, seconds - (after - start), forest.nodes, prefill, context)
-        for p, entry in entries:
-            p.row.stats.add_trace(replace(entry, seconds=seconds))
-        for part in parts:
-            part.row.stats.add_time(costs, prefill=bool(part.lead) or not part.wanted)
-        done = [(p, v) for p, v in zip(parts, verdicts, strict=True) if v is not None]
+        for part, outcome in zip(parts, outcomes, strict=True):
+            part.row.stats.add_time(costs, prefill=part.prefill > 0)
+            if outcome.trace is not None:
+                part.row.stats.add_trace(replace(outcome.trace, seconds=seconds))
+        done = [(p, o.verdict) for p, o in zip(parts, outcomes, strict=True) if o.verdict is not None]
         if self.controller is not None and done:
             self.controller.learn([p.row for p, _ in done], [p.tree for p, _ in done], [v for _, v in done], costs)
         self._retire([p.row for p, _ in done if p.row.done])
         return [p.row for p, _ in done]
 
-    def _parts(self, rows: Sequence[Row]) -> list[Part]:
-        """Prefill chunks for rows with several pending tokens, trees for the others."""
-        budget = self._chunk
-        parts: list[Part] = []
-        for row in rows:
-            slot = row.slot
-            assert slot is not None  # running rows have one
-            pending = row.tokens[slot.length :]
-            if len(pending) == 1:
-                parts.append(Part(row, slot, [], DraftTree.chain(pending)))
-            elif budget > 0:
-                now = pending[:budget]
-                budget -= len(now)
-                if len(now) == len(pending):
-                    parts.append(Part(row, slot, now[:-1], DraftTree.chain(now[-1:])))
-                else:
-                    parts.append(Part(row, slot, [], DraftTree.chain(now), wanted=False))
+    def _settle(self, parts: Sequence[Part], logits: Tensor) -> list[Outcome]:
+        """Verify and commit each part; ``logits`` [R, V] are those of the wanted trees, in order."""
+        best = argmax(logits) if any(p.row.params.temperature == 0 for p in parts) else []
+        outcomes: list[Outcome] = []
+        begin = 0
         for part in parts:
-            part.row.turn += part.wanted  # how prefill was cut up must not shift the random numbers
-        # the first token is never drafted: whether its pass has room for a draft depends on chunks and neighbours
-        ready = [i for i, p in enumerate(parts) if p.wanted and len(p.row.tokens) > p.row.n_prompt]
-        if self.controller is not None and ready:
-            plans = self.controller.plan([parts[i].row for i in ready])
-            for name, drafter in self.drafters.items():
-                chosen = [
-                    (i, plan)
-                    for i, asked in zip(ready, plans, strict=True)
-                    if asked.drafter == name and (plan := self._within(parts[i], asked)).nodes > 0
-                ]
-                if chosen:
-                    trees = drafter.propose([parts[i].row for i, _ in chosen], [plan for _, plan in chosen])
-                    for (i, plan), tree in zip(chosen, trees, strict=True):
-                        parts[i] = replace(parts[i], tree=self._checked(parts[i].row, tree, plan), drafter=name)
-        return parts
-
-    def _within(self, part: Part, plan: Plan) -> Plan:
-        """The plan, cut to what budget, context and backend allow: no draft reaches past the last token wanted."""
-        traits = self.target.traits
-        depth = min(plan.depth, part.row.remaining - 1, traits.max_context - len(part.row.tokens))
-        nodes = min(plan.nodes, traits.max_nodes - 1, depth if plan.width == 1 or not traits.tree else plan.nodes)
-        if depth < 1 or nodes < 1:
-            return PLAIN
-        return replace(plan, depth=depth, nodes=nodes, width=plan.width if traits.tree else 1)
-
-    def _checked(self, row: Row, tree: DraftTree, plan: Plan) -> DraftTree:
-        tree.check(self.target.traits.vocab_size, self.target.traits.max_nodes)
-        if int(tree.tokens[0]) != row.tokens[-1]:
-            raise BadDraft("node 0 of a draft must be the row's last token; build the tree on row.tokens[-1]")
-        if len(tree) > plan.nodes + 1:
-            raise BadDraft(f"the draft has {len(tree) - 1} nodes but the plan allows {plan.nodes}; keep to plan.nodes")
-        if max(depths(tree.parents.tolist())) > plan.depth:
-            raise BadDraft(f"the draft is deeper than the plan's {plan.depth}; keep to plan.depth")
-        if not set(tree.source.tolist()) <= self.names.keys():
-            raise BadDraft("a node's source is no drafter of this engine; mark nodes with the drafter's own source number")
-        return tree
+            if not part.wanted:
+                outcomes.append(Outcome(None, list(range(len(part.tree)))))
+                continue
+            end = begin + len(part.tree)
+            own = logits[begin:end]
+            verdict = self._verify(part, own, best[begin:end])
+            kept = self._commit(part, verdict)
+            # the last kept token stays pending; its KV, if any, is not committed
+            lead = len(part.lead)
+            path = [*range(lead + 1), *(lead + i for i in verdict.path[: kept - 1])]
+            traced = part.row.stats.trace is not None
+            trace = record(part.row, part.tree, own, verdict, kept, part.drafter) if traced else None
+            outcomes.append(Outcome(verdict, path, kept, trace))
+            begin = end
+        return outcomes
 
     def _verify(self, part: Part, logits: Tensor, best: list[int]) -> Verdict:
         """Verdict for one row; ``logits`` [N, V] and their ``best`` tokens (given where a row is greedy)."""
@@ -272,7 +221,7 @@ class Engine:
         rule = row.rule(part.tree.q is not None)
         if rule == "greedy":
             return greedy(part.tree, best)
-        return verify(part.tree, law(logits, row.params), row.noise, rule, len(row.tokens), row.turn)
+        return verify(part.tree, Laws(logits, row.params), row.noise, rule, len(row.tokens), row.turn)
 
     def _commit(self, part: Part, verdict: Verdict) -> int:
         """Commit a verdict to its row and count what was kept."""

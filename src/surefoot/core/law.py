@@ -60,6 +60,19 @@ def law(logits: Tensor, shape: Shape) -> Tensor:
     return p
 
 
+class Laws:
+    """The law at each node of a tree, computed when a verifier asks for it; ``laws[node]`` is [V]."""
+
+    __slots__ = ("_logits", "_shape")
+
+    def __init__(self, logits: Tensor, shape: Shape) -> None:
+        self._logits = logits
+        self._shape = shape
+
+    def __getitem__(self, node: int) -> Tensor:
+        return law(self._logits[node : node + 1], self._shape)[0]
+
+
 def _nucleus(p: Tensor, top_p: float) -> Tensor:
     """Smallest set of most probable tokens whose mass reaches ``top_p`` (Holtzman et al., 2020); p [V]."""
     values = p.topk(min(_HEAD, p.shape[0])).values

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from ..errors import BadRequest
+from ..errors import BackendError, BadRequest
 from .protocols import TargetModel
 from .request import Row
 
@@ -50,8 +50,17 @@ class Pool:
             row = self.waiting[0]
             if not self._room(_size(row)):
                 break
+            try:
+                self._start(row)
+            except BackendError:  # fewer rows than the capacity suggests: give back ended ones, else wait for a running one
+                if self._ended:
+                    self._drop()
+                    continue
+                if not self.running:
+                    raise
+                break
             self.waiting.popleft()
-            self._start(row)
+            self._parents.pop(row.id, None)
             self.running.append(row)
         return self.running
 
@@ -88,7 +97,7 @@ class Pool:
 
     def _start(self, row: Row) -> None:
         """Give the row a slot: a fork of the longest common prefix in the cache, or an empty one."""
-        parent = self._parents.pop(row.id, None)
+        parent = self._parents.get(row.id)
         candidates = [parent] if parent is not None else [*self._ended, *self.running] if self._reuse else []
         best, length = None, 0
         for other in candidates:

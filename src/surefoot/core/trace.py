@@ -11,9 +11,7 @@ from .stats import StepTrace
 from .tree import DraftTree
 
 
-def record(
-    row: Row, tree: DraftTree, logits: Tensor, verdict: Verdict, kept: int, drafter: str | None, seconds: float
-) -> StepTrace:
+def record(row: Row, tree: DraftTree, logits: Tensor, verdict: Verdict, kept: int, drafter: str | None) -> StepTrace:
     """Trace of one pass of one row; ``logits`` [N, V] are those of the tree's nodes, ``kept`` counts committed tokens."""
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
     p = logits.softmax(-1) if row.params.temperature == 0 else law(logits, row.params)
@@ -27,5 +25,5 @@ def record(
         accepted=tuple(i in stayed for i in range(1, len(tree))),
         token=verdict.token,
         kept=kept,
-        seconds=seconds,
+        seconds=0.0,
     )

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..errors import BadDraft
+from .law import Laws
 from .noise import ACCEPT, RESIDUAL, TARGET, Noise
 from .protocols import Verdict
 from .tree import DraftTree
@@ -44,12 +45,12 @@ def greedy(tree: DraftTree, best: list[int]) -> Verdict:
     return walk(tree, lambda node, depth: best[node])
 
 
-def coupled(tree: DraftTree, p: Tensor, noise: Noise, position: int) -> Verdict:
+def coupled(tree: DraftTree, p: Laws | Tensor, noise: Noise, position: int) -> Verdict:
     """``p`` [N, V]; the token at ``position + depth`` is argmax(log p + Gumbel[seed, position + depth])."""
     return walk(tree, lambda node, depth: noise.categorical(p[node], position + depth, TARGET))
 
 
-def ratio(tree: DraftTree, p: Tensor, noise: Noise, position: int, turn: int) -> Verdict:
+def ratio(tree: DraftTree, p: Laws | Tensor, noise: Noise, position: int, turn: int) -> Verdict:
     """``p`` [N, V]. ``turn`` counts the row's passes: a fresh draw for every trial of a position."""
     laws = tree.law_rows()
     if not laws:
@@ -61,7 +62,7 @@ def ratio(tree: DraftTree, p: Tensor, noise: Noise, position: int, turn: int) ->
         here = position + len(path)
         current = p[node]
         children = [i for i in range(node + 1, len(parents)) if parents[i] == node]
-        q = laws[node].to(p) if children else current
+        q = laws[node].to(current) if children else current
         for index, child in enumerate(children):
             x = tokens[child]
             claimed = float(q[x])
@@ -101,13 +102,13 @@ def choose_rule(rule: str, greedy_law: bool, seeded: bool, has_q: bool) -> str:
     return rule
 
 
-def verify(tree: DraftTree, logits_law: Tensor, noise: Noise, rule: str, position: int, turn: int) -> Verdict:
-    """One row. ``logits_law`` [N, V] is the target's law p at each node; ``position`` that of the first new token."""
+def verify(tree: DraftTree, p: Laws | Tensor, noise: Noise, rule: str, position: int, turn: int) -> Verdict:
+    """One row. ``p`` [N, V] is the target's law at each node; ``position`` that of the first new token."""
     if rule == "greedy":
-        return greedy(tree, logits_law.argmax(-1).tolist())
+        return walk(tree, lambda node, depth: int(p[node].argmax()))
     if rule == "coupled":
-        return coupled(tree, logits_law, noise, position)
-    return ratio(tree, logits_law, noise, position, turn)
+        return coupled(tree, p, noise, position)
+    return ratio(tree, p, noise, position, turn)
 
 
 __all__ = ["RULES", "choose_rule", "coupled", "greedy", "ratio", "residual", "verify", "walk", "without"]

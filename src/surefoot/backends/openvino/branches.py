@@ -9,7 +9,7 @@ ancestors are computed once a path, which costs a few more tokens a pass and not
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -27,16 +27,28 @@ class Lines:
     nodes   [L] int64: packed forest node behind each token of the pass; None: the forest as it is
     place   [M] int64: for each forest node its first token in the pass; None: the same
     begins  C+1 offsets of the chains into the L tokens
+    pad     tokens at the end of the last chain that belong to no node
     """
 
     slots: Sequence[Slot]
     nodes: np.ndarray | None
     place: np.ndarray | None
     begins: tuple[int, ...]
+    pad: int = 0
 
     @property
     def size(self) -> int:
         return self.begins[-1]
+
+    def padded(self, pool: BlockPool, size: int) -> Lines:
+        """The same with padding up to ``size`` tokens, if the pool has room for it."""
+        pad = size - self.size
+        last = self.slots[-1]
+        width = self.begins[-1] - self.begins[-2] + pad
+        if pad <= 0 or -(-(last.length + width) // pool.block) - len(last.table) > pool.free:
+            return self
+        pool.reserve([last], [width])
+        return replace(self, begins=(*self.begins[:-1], size), pad=pad)
 
 
 def paths(parents: Sequence[int], min_width: int = 1) -> list[list[int]]:

@@ -11,7 +11,7 @@ from .hardware import available_memory
 from .pool import BlockPool, Shape
 from .runner import CACHE, Runner
 
-_DTYPE = {"bf16": np.dtype(np.uint16), "f16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
+_DTYPE: dict[str, np.dtype] = {"bf16": np.dtype(np.uint16), "f16": np.dtype(np.uint16), "f32": np.dtype(np.float32)}
 _MOST_BYTES = 4 << 30
 _LEAST_TOKENS = 256
 

@@ -42,7 +42,10 @@ def from_gguf(gguf: Path, out: Path, progress: Progress | None = None) -> Path:
     with whole(out) as folder:
         # The importer writes beside its input: give it a link in the temporary folder.
         link = folder / "source.gguf"
-        os.symlink(gguf.resolve(), link)
+        try:
+            os.symlink(gguf.resolve(), link)
+        except OSError:  # symbolic links are a privilege on some systems
+            os.link(gguf.resolve(), link)
         _import(gguf, link, architecture)
         for file in folder.iterdir():
             if file.stem != Path(MODEL_FILE).stem:
@@ -100,7 +103,8 @@ def _import(gguf: Path, link: Path, architecture: str) -> None:
     if done.returncode == 0 and (link.parent / MODEL_FILE).is_file():
         return
     text = (done.stderr + done.stdout).decode("utf-8", "replace")
-    reason = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), f"exit status {done.returncode}")[:200]
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[-1][:200] if lines else f"exit status {done.returncode}"
     if "No module named" in text:
         raise BackendError("importing GGUF files needs openvino-genai; pip install openvino-genai")
     if "nsupported" in text or "not supported" in text:
@@ -108,7 +112,9 @@ def _import(gguf: Path, link: Path, architecture: str) -> None:
             f"{gguf.name} ({architecture}) cannot be imported: {reason}; use a Q4_0, Q4_1, Q8_0 or F16 file of a Llama or Qwen "
             "model, or give the transformers folder"
         )
-    raise BackendError(f"{gguf.name} ({architecture}) could not be imported: {reason}; download it again or give the transformers folder")
+    raise BackendError(
+        f"{gguf.name} ({architecture}) could not be imported: {reason}; download it again or give the transformers folder"
+    )
 
 
 def _check(folder: Path) -> None:

@@ -28,16 +28,17 @@ def split(model: ov.Model, structure: Structure, layer: int, taps: tuple[int, ..
     logits = model.output("logits").get_node()
     early = [exit_port, *(structure.residual[t].output(0) for t in taps if t <= layer)]
     prefix_ends = [op.result(port) for port in early]
+    reached = _reach(prefix_ends)
+    # A copy, because the two halves share nodes (shapes, rotary tables) that are rewired for the suffix below.
+    prefix = ov.Model(prefix_ends, [p for k, p in parameters.items() if k in reached], "prefix").clone()
     hidden = op.parameter(exit_port.get_partial_shape(), ov.Type.f32, name=HIDDEN)
     hidden.output(0).set_names({HIDDEN})
-    prefix_nodes = _reach(prefix_ends)
     ours = {key(r) for r in prefix_ends}
     for target in list(exit_port.get_target_inputs()):
         if key(target.get_node()) not in ours:
             target.replace_source_output(hidden.output(0))
     ends = [logits, *(op.result(structure.residual[t].output(0)) for t in taps if t > layer)]
     _detach_shapes(ends, hidden)
-    prefix = ov.Model(prefix_ends, [p for k, p in parameters.items() if k in prefix_nodes], "prefix")
     reached = _reach(ends)
     suffix = ov.Model(ends, [hidden, *(p for k, p in parameters.items() if k in reached)], "suffix")
     return prefix, suffix

@@ -40,7 +40,7 @@ def open_model(model: str | os.PathLike[str] | PreTrainedModel) -> PreTrainedMod
         with quiet():
             if isinstance(model, str | os.PathLike):
                 check(AutoConfig.from_pretrained(model))
-                loaded = AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation="sdpa")
+                loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype="auto", attn_implementation="sdpa")
             else:
                 check(model.config)
                 loaded = copy.deepcopy(model)
@@ -50,7 +50,7 @@ def open_model(model: str | os.PathLike[str] | PreTrainedModel) -> PreTrainedMod
     except ValueError as e:
         raise Unsupported(f"transformers cannot open the model for export: {_line(e)}; use backend=torch") from None
     except (OSError, RuntimeError, SafetensorError) as e:
-        raise ModelNotFound(f"transformers cannot load {model}: {_line(e)}; give a folder with config.json and weights") from None
+        raise ModelNotFound(f"transformers cannot load {model}: {_line(e)}; give a whole model folder") from None
     return loaded.eval()
 
 
@@ -94,10 +94,11 @@ def size(model: PreTrainedModel, weights: str) -> int:
 def facts(model: PreTrainedModel, source: Any) -> dict[str, Any]:
     text = model.config.get_text_config()
     types = getattr(text, "layer_types", None)
-    slides = "sliding_attention" in types if types else getattr(text, "use_sliding_window", True)
-    window = getattr(text, "sliding_window", None) if slides else None
+    window = int(getattr(text, "sliding_window", None) or 0) if getattr(text, "use_sliding_window", True) else 0
+    types = types or ["sliding_attention"] * text.num_hidden_layers
+    windows = [window if kind == "sliding_attention" else 0 for kind in types]
     name = Path(source).name if isinstance(source, str | os.PathLike) else model.config.model_type
-    return {"name": name, "max_context": int(text.max_position_embeddings), "window": int(window or 0)}
+    return {"name": name, "max_context": int(text.max_position_embeddings), "window": 0, "windows": windows}
 
 
 def save(model: PreTrainedModel, path: Path, weights: str) -> None:
@@ -140,7 +141,8 @@ def compare(model: PreTrainedModel, folder: Path, weights: str) -> None:
     limit = {"f32": 1e-3, "f16": 1e-2, "int8": 0.2, "int4": 1.0}[weights]
     if not worst <= limit:
         raise Unsupported(
-            f"the exported graph of {model.config.model_type} differs from the model (logits by {worst:.2g} of their range); use backend=torch"
+            f"the exported graph of {model.config.model_type} differs from the model (logits by {worst:.2g} of their range); "
+            "use backend=torch"
         )
 
 

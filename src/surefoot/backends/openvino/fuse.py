@@ -75,7 +75,7 @@ def _stack(nodes: list[Any], outs: list[int]) -> Any:
         return op.convert(_stack(inner[0], outs), nodes[0].get_output_element_type(0))
     if kind == "Reshape":
         shape = list(nodes[0].get_output_shape(0))
-        if any(n.get_output_shape(0)[0] != o or list(n.get_output_shape(0))[1:] != shape[1:] for n, o in zip(nodes, outs, strict=True)):
+        if any(list(n.get_output_shape(0)) != [o, *shape[1:]] for n, o in zip(nodes, outs, strict=True)):
             raise _NoFit
         return op.reshape(_stack(inner[0], outs), op.constant(np.array([sum(outs), *shape[1:]], dtype=np.int64)), False)
     combine = op.multiply if kind == "Multiply" else op.subtract

@@ -31,10 +31,15 @@ _SLIDING_INPUT = 10
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What the folder says about the model beside the graph. ``window``: a sliding window of any layer, or 0."""
+    """What the folder says about the model beside the graph.
+
+    windows  sliding window of each layer (0: none) as our export recorded it; empty if it did not
+    window   narrowest sliding window of a graph that we did not export, or 0
+    """
 
     name: str
     max_context: int
+    windows: tuple[int, ...]
     window: int
 
 
@@ -49,7 +54,8 @@ def facts(folder: Path) -> Facts:
     window = ours.get("window")
     if window is None:
         window = config.get("sliding_window") if config.get("use_sliding_window", True) else 0
-    return Facts(str(ours.get("name") or folder.name), int(limit), int(window or 0))
+    windows = tuple(int(w) for w in ours.get("windows", ()))
+    return Facts(str(ours.get("name") or folder.name), int(limit), windows, int(window or 0))
 
 
 def load(core: ov.Core, folder: Path) -> tuple[ov.Model, Structure]:
@@ -61,24 +67,34 @@ def load(core: ov.Core, folder: Path) -> tuple[ov.Model, Structure]:
         model = core.read_model(path)
         paged_attention_transformation(model, False, False, False, False, False, False, True)
     except RuntimeError as e:
-        raise BackendError(f"{path} is not a causal language model OpenVINO can page ({first_line(e)}); convert it again") from None
+        raise BackendError(f"{path} cannot be paged by OpenVINO ({first_line(e)}); convert it again") from None
     kinds = [node.get_type_name() for node in model.get_ops()]
     if ATTENTION not in kinds:
-        raise Unsupported("no attention layer of the graph can be paged; export it with past keys and values as state, or use backend=torch")
+        raise Unsupported(
+            "no attention layer of the graph can be paged; export it with past keys and values as state, or use backend=torch"
+        )
     if "ReadValue" in kinds or "Assign" in kinds:
         raise Unsupported("the model keeps recurrent state beside attention; use backend=torch")
     fuse(model)
     return model, read(model)
 
 
+def slide(model: ov.Model, structure: Structure, windows: tuple[int, ...]) -> None:
+    """Give each attention layer its sliding window: our export leaves windows out of the masks that it traces."""
+    if len(windows) == len(structure.attention) and any(windows):
+        for node, window in zip(structure.attention, windows, strict=True):
+            node.input(_SLIDING_INPUT).replace_source_output(op.constant(np.int32(window)).output(0))
+        model.validate_nodes_and_infer_types()
+
+
 def sliding_window(structure: Structure) -> int:
-    """The narrowest window that the graph itself asks of its attention, or 0."""
+    """The widest window that the graph asks of its attention, or 0."""
     windows = []
     for node in structure.attention:
         source = node.input(_SLIDING_INPUT).get_source_output().get_node()
         if source.get_type_name() == "Constant":
             windows.append(int(np.asarray(source.data).reshape(-1)[0]))
-    return min((w for w in windows if w > 0), default=0)
+    return max(windows, default=0)
 
 
 def gather_rows(model: ov.Model, structure: Structure) -> None:

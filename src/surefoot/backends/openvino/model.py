@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 import openvino as ov
@@ -26,8 +28,10 @@ from .hardware import compile_options, resolve
 from .passes import arrays
 from .pool import BlockPool, Slot
 from .runner import Runner
+from .steady import Steady
 
 MAX_NODES = 1024
+_NOTHING = Need()
 TREES = ("auto", "chains", "mask")
 
 
@@ -40,6 +44,8 @@ class OpenVINOModel:
     cut        layer after which to cut for early exit (:meth:`prefix`, :meth:`suffix`)
     trees      "chains" (exact), "mask" (each node computed once, not exact), "auto" (mask in the fast mode only)
     report     outcome of an earlier :meth:`probe` of this model on this machine
+
+    ``steady`` (attribute): pad passes rather than change their size, see :class:`Steady`. Switch it off to time bare sizes.
     """
 
     def __init__(
@@ -67,7 +73,8 @@ class OpenVINOModel:
         model, structure = graph.load(core, Path(folder))
         taps = tuple(sorted(set(taps)))
         graph.check_layers(structure, taps)
-        window = min((w for w in (facts.window, graph.sliding_window(structure)) if w), default=0)
+        graph.slide(model, structure, facts.windows)
+        self.window = graph.sliding_window(structure)
         graph.gather_rows(model, structure)
         options = compile_options(self.precision, threads)
         self._cut, self._taps = cut, taps
@@ -78,8 +85,12 @@ class OpenVINOModel:
             self._runners = tuple(Runner(core, part, options) for part in split(model, structure, cut, taps))
         self._pool = make_pool(self._runners, kv_tokens)
         self._masked = False
-        # Beyond its window a sliding layer would need a mask of its own; within it, it is an ordinary layer.
-        context = min(facts.max_context, window or facts.max_context, self._pool.capacity)
+        self.steady = True
+        self._steady = Steady()
+        # The kernel counts a window in cache rows, so under a tree mask, and in a graph whose windows got lost, contexts must
+        # stay within it; there a sliding layer is an ordinary one.
+        narrow = self.window if self.trees == "mask" else facts.window if not self.window else 0
+        context = min(facts.max_context, narrow or facts.max_context, self._pool.capacity)
         layers = len(structure.attention)
         self._traits = Traits(
             name=name or facts.name,
@@ -90,7 +101,7 @@ class OpenVINOModel:
             max_nodes=min(MAX_NODES, context),
             capacity=self._pool.capacity,
             min_width=2,
-            exact=self._can_be_exact,
+            exact=self.can_be_exact,
             hidden=taps,
             exits=tuple(range(1, layers)) if structure.residual else (),
             dtype="bfloat16" if self.precision == "bf16" else "float32",
@@ -107,13 +118,14 @@ class OpenVINOModel:
         return self._pool
 
     @property
-    def _can_be_exact(self) -> bool:
+    def can_be_exact(self) -> bool:
+        """Whether the options leave any class of passes exact, whatever a probe says."""
         return self.precision != "fast" and self.trees == "chains"
 
     def adopt(self, report: InvarianceReport) -> None:
         """Stay in the class of passes that the probe found. Only while no slot is open: earlier KV is of another class."""
         self.set_passes(report.min_width, report.masked)
-        self._traits = replace(self._traits, exact=report.exact and self._can_be_exact)
+        self._traits = replace(self._traits, exact=report.exact and self.can_be_exact)
 
     def passes(self) -> tuple[int, bool]:
         """The class of passes in use: least nodes of a row, and whether every pass is masked."""
@@ -135,13 +147,16 @@ class OpenVINOModel:
         _alive([slot])
         return self._pool.fork(slot, slot.length if length is None else length)
 
-    def score(self, slots: Sequence[Slot], forest: Forest, need: Need = Need()) -> Scores:
+    def score(self, slots: Sequence[Slot], forest: Forest, need: Need = _NOTHING) -> Scores:
         """ONE pass. The tensors are views of buffers: read them before the next pass of this model."""
         if need.hidden and not set(need.hidden) <= set(self._taps):
-            raise Unsupported(f"hidden layers {list(need.hidden)} were not tapped; load the model with taps={list(need.hidden)}")
+            wanted = sorted({*need.hidden, *self._taps})
+            raise Unsupported(f"hidden layers {list(need.hidden)} were not all tapped; load the model with taps={wanted}")
         inputs, rows, lines = self._prepare(slots, forest)
         if self._cut is None:
+            start = perf_counter()
             logits, *taps = self._runners[0].run(inputs, [rows] + [lines.size] * len(self._taps))
+            self._steady.ran(lines.size - lines.pad, lines.size, perf_counter() - start)
         else:
             early = sum(t <= self._cut for t in self._taps)
             hidden, *taps = self._runners[0].run(inputs, [lines.size] * (1 + early))
@@ -174,13 +189,16 @@ class OpenVINOModel:
         inputs[HIDDEN] = _stream(hidden if lines.nodes is None else hidden[torch.from_numpy(lines.nodes)])
         late = [t for t in self._taps if t > cut]
         logits, *taps = self._runners[1].run(inputs, [rows] + [lines.size] * len(late))
-        return Scores(logits[: _scored(forest)], {cut: hidden, **{t: _gather(x, lines) for t, x in zip(late, taps, strict=True)}})
+        streams = {t: _gather(x, lines) for t, x in zip(late, taps, strict=True)}
+        return Scores(logits[: _scored(forest)], {cut: hidden, **streams})
 
     def commit(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
         _alive(slots)
         for slot, path in zip(slots, paths, strict=True):
-            if len(path) and not (0 <= path[0] and path[-1] < slot.pending and all(a < b for a, b in zip(path, path[1:]))):
-                raise BadRequest(f"cannot commit nodes {list(path)}: the row's last pass had {slot.pending} nodes; name them ascending")
+            if len(path) and not (path[0] >= 0 and path[-1] < slot.pending and all(a < b for a, b in pairwise(path))):
+                raise BadRequest(
+                    f"cannot commit nodes {list(path)}: the row's last pass had {slot.pending} nodes; name them ascending"
+                )
         for slot, path in zip(slots, paths, strict=True):
             branches.keep(self._pool, slot, path)
 
@@ -198,7 +216,7 @@ class OpenVINOModel:
         self, slots: Sequence[Slot], forest: Forest, ahead: Sequence[int] | None = None
     ) -> tuple[dict[str, np.ndarray], int, Lines]:
         _alive(slots)
-        widths = [hi - lo for lo, hi in zip(forest.begins, forest.begins[1:])]
+        widths = [hi - lo for lo, hi in pairwise(forest.begins)]
         if max(widths) > self._traits.max_nodes:
             raise BadRequest(f"a row has {max(widths)} nodes but the backend takes {self._traits.max_nodes} a pass; split it")
         if ahead is not None:
@@ -208,6 +226,8 @@ class OpenVINOModel:
         masked = self._masked
         if ahead is None and self.trees == "chains":
             lines = branches.lay_out(self._pool, slots, forest, self._traits.min_width)
+            if self.steady and self._cut is None and not masked:
+                lines = lines.padded(self._pool, self._steady.choose(lines.size))
         else:
             self._pool.reserve(slots, widths)
             lines = Lines(slots, None, None, forest.begins)
@@ -230,7 +250,7 @@ def _stream(hidden: Tensor) -> np.ndarray:
 
 def _gather(hidden: Tensor, lines: Lines) -> Tensor:
     """Tokens of the pass -> nodes of the forest."""
-    return hidden if lines.place is None else hidden[torch.from_numpy(lines.place)]
+    return hidden[: lines.size - lines.pad] if lines.place is None else hidden[torch.from_numpy(lines.place)]
 
 
 def _scored(forest: Forest) -> int:

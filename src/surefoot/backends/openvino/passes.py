@@ -48,6 +48,9 @@ def arrays(
     if lines.nodes is not None and lines.place is not None:
         tokens, depth = tokens[lines.nodes], depth[lines.nodes]
         wanted = lines.place[wanted].tolist()
+    if lines.pad:
+        tokens = np.append(tokens, np.repeat(tokens[-1:], lines.pad))
+        depth = np.append(depth, np.repeat(depth[-1:], lines.pad))
     positions = depth + (past[0] if len(past) == 1 else np.repeat(past, np.diff(begins)))
     bias, bias_begins = _NO_MASK, _NO_BEGINS
     if masked:

@@ -72,7 +72,7 @@ class BlockPool:
         total = sum(w for w in want if w > 0)
         if total > len(self._free):
             raise BackendError(
-                f"the KV cache is full ({self.capacity} tokens in {self.blocks} blocks, {len(self._free)} free, {total} needed); "
+                f"the KV cache is full ({self.capacity} tokens; {total} blocks needed, {len(self._free)} free); "
                 "raise kv_tokens or run fewer or shorter requests at once"
             )
         for slot, w in zip(slots, want, strict=True):

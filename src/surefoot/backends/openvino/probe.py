@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 CONTEXTS = (40, 300)
 WIDTHS = (1, 2, 3, 4, 8, 16)
 TAIL = 16
+_SPARE = 640
+"""Tokens of the pool that the paths of the tree may take."""
 CLASSES = ((1, False), (2, False), (1, True), (2, True), (4, False), (4, True))
 
 
@@ -64,10 +66,11 @@ class _Bench:
 
 def probe(model: OpenVINOModel) -> InvarianceReport:
     """Run the probe; the model is left in the class that it was in."""
-    before = model.passes()
+    before, steady = model.passes(), model.steady
+    model.steady = False  # padding would hide the widths
     generator = torch.Generator().manual_seed(0)
-    room = model.traits.max_context - TAIL - 1
-    contexts = sorted({max(1, min(n, room)) for n in CONTEXTS})
+    room = min(model.traits.max_context - TAIL - 1, (model.traits.capacity - _SPARE) // 3)
+    contexts = sorted({max(1, min(n, room)) for n in (*CONTEXTS, *([model.window + TAIL] if model.window else []))})
     tail = _tokens(generator, model, min(TAIL, model.traits.max_context // 2))
     texts = [_tokens(generator, model, n) for n in contexts]
     difference: dict[str, float] = {}
@@ -81,7 +84,7 @@ def probe(model: OpenVINOModel) -> InvarianceReport:
                 if worst > 0:
                     break
             else:
-                return InvarianceReport(True, width, masked, {**difference, **found})
+                return InvarianceReport(model.can_be_exact, width, masked, {**difference, **found})
             label = f"rows of {width}, {'masked' if masked else 'causal'}"
             difference |= {f"{label}: {name}": worst for name, worst in found.items() if worst > 0}
             worst = max(found.values())
@@ -89,6 +92,7 @@ def probe(model: OpenVINOModel) -> InvarianceReport:
                 best = (worst, width, masked)
     finally:
         model.set_passes(*before)
+        model.steady = steady
     _, width, masked = best or (0.0, 2, False)
     return InvarianceReport(False, width, masked, difference)
 
@@ -115,7 +119,9 @@ def _cases(bench: _Bench, texts: list[list[int]]) -> Iterator[tuple[str, float]]
             for chunk in (7, 32):
                 chunked = bench.prefill(text, chunk)
                 opened.append(chunked)
-                yield f"{here}: prefill in chunks of {chunk}", _apart(bench.score([chunked], [DraftTree.chain(tail)]), whole)
+                worst = _apart(bench.score([chunked], [DraftTree.chain(tail)]), whole)
+                model.close([chunked])
+                yield f"{here}: prefill in chunks of {chunk}", worst
         finally:
             model.close(opened)
 

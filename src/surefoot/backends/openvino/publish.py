@@ -20,7 +20,9 @@ def need_room(folder: Path, size: int) -> None:
         place = place.parent
     free = shutil.disk_usage(place).free
     if free < size:
-        raise BackendError(f"disk full: {folder} needs {size >> 20} MB and has {free >> 20} MB; free some space or set another cache folder")
+        raise BackendError(
+            f"disk full: {folder} needs {size >> 20} MB and has {free >> 20} MB; free some space or set another cache folder"
+        )
 
 
 @contextmanager

@@ -28,7 +28,7 @@ class Runner:
             self.compiled = core.compile_model(model, "CPU", dict(config))
             self._request = self.compiled.create_infer_request()
         except RuntimeError as e:
-            raise BackendError(f"OpenVINO cannot compile the model: {first_line(e)}; export it again or use backend=torch") from None
+            raise BackendError(f"OpenVINO cannot compile the model ({first_line(e)}); convert it again") from None
         self._inputs = {name: port for port in self.compiled.inputs for name in port.get_names()}
         self._place = {name: i for i, port in enumerate(self.compiled.inputs) for name in port.get_names()}
         self._widths = [_width(port) for port in self.compiled.outputs]

@@ -26,15 +26,17 @@ class Traced(torch.nn.Module):
         super().__init__()
         self.model = model
         types = getattr(model.config.get_text_config(), "layer_types", None) or ()
-        # Models that mix kinds of layers take a mask a kind. Windows are left out: contexts stay within them.
+        # Models that mix kinds of layers take a mask a kind. Windows are left out here and given to the attention at load.
         self.kinds = sorted(set(types)) if "sliding_attention" in types else []
 
-    def forward(self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor, past: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def forward(
+        self, input_ids: Tensor, position_ids: Tensor, attention_mask: Tensor, past: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
         cache = _cache(past)
         columns = torch.arange(attention_mask.shape[1])
         sees = (columns[None, None] <= position_ids[:, :, None]) & (attention_mask[:, None, :] > 0)
         mask = torch.where(sees[:, None], torch.tensor(0.0), torch.tensor(_MASKED))
-        masks: Any = {kind: mask for kind in self.kinds} if self.kinds else mask
+        masks: Any = dict.fromkeys(self.kinds, mask) if self.kinds else mask
         out = self.model(
             input_ids=input_ids, position_ids=position_ids, attention_mask=masks, past_key_values=cache, use_cache=True
         )
@@ -49,7 +51,7 @@ def _cache(past: tuple[Tensor, ...]) -> Any:
     cache = DynamicCache()
     cache.layers = []
     for keys, values in zip(past[::2], past[1::2], strict=True):
-        layer = DynamicLayer()
+        layer: Any = DynamicLayer()
         layer.keys, layer.values = keys, values
         layer.dtype, layer.device = keys.dtype, keys.device
         layer.is_initialized = True
@@ -65,10 +67,10 @@ def cache_shapes(model: PreTrainedModel) -> list[tuple[int, int]]:
         cache = model(input_ids=torch.zeros(1, 2, dtype=torch.int64), use_cache=True).past_key_values
     layers = getattr(cache, "layers", [])
     count = model.config.get_text_config().num_hidden_layers
-    plain = [layer for layer in layers if isinstance(layer, DynamicLayer) and isinstance(layer.keys, Tensor)]
-    if len(plain) != count:
+    plain = [x for layer in layers if isinstance(layer, DynamicLayer) for x in (layer.keys, layer.values) if x is not None]
+    if len(plain) != 2 * count:
         raise Unsupported(f"{model.config.model_type} keeps other state than keys and values in every layer; use backend=torch")
-    return [(x.shape[1], x.shape[3]) for layer in plain for x in (layer.keys, layer.values)]
+    return [(x.shape[1], x.shape[3]) for x in plain]
 
 
 def stateful(model: PreTrainedModel) -> ov.Model:
@@ -127,5 +129,6 @@ def _initialise(graph: ov.Model, shapes: dict[str, tuple[int, int]]) -> None:
     for node in graph.get_ops():
         if node.get_type_name() == "ReadValue":
             name = str(node.get_attributes()["variable_id"])
-            heads, width = next(shape for past, shape in shapes.items() if name.startswith(past + "present") or name.startswith(past))
-            node.set_arguments([op.broadcast(op.constant(np.float32(0)), op.concat([batch, whole(heads), whole(0), whole(width)], 0))])
+            heads, width = next(shape for past, shape in shapes.items() if name.startswith(past))
+            size = op.concat([batch, whole(heads), whole(0), whole(width)], 0)
+            node.set_arguments([op.broadcast(op.constant(np.float32(0)), size)])

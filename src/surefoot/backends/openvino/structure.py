@@ -84,7 +84,9 @@ def read(model: ov.Model, root: str = "input_ids") -> Structure:
     heads = [n for n in cone if n.get_type_name() == "MatMul" and key(n.input(1).get_source_output().get_node()) not in inside]
     logits = model.output("logits").get_partial_shape()
     if not calls or not heads or not logits[-1].is_static:
-        raise Unsupported("the graph has no attention or no language-model head that Surefoot recognises; export a causal language model")
+        raise Unsupported(
+            "the graph has no attention or no language-model head that Surefoot recognises; export a causal language model"
+        )
     head = heads[-1]
     width = head.input(0).get_partial_shape()
     hidden = width[len(width) - 1]
