@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .core.cost import CostModel
 from .errors import BadRequest, Unsupported, VocabMismatch
-from .models import DEFAULT, ModelRef, Progress, building, converted_dir, fetch, fingerprint, resolve
+from .models import DEFAULT, ModelRef, Progress, building, converted_dir, describe, fetch, fingerprint, resolve
 
 if TYPE_CHECKING:
     from .calibrate import Calibration
@@ -90,7 +90,6 @@ def assemble(
     name, options, length = _parse(drafter, draft is not None, num_speculative_tokens)
     made: Drafter | None
     if drafter is None or name == "none":
-        _refuse_rest("none", options)
         made = None
     elif not isinstance(drafter, str):
         made = drafter
@@ -112,7 +111,10 @@ def _parse(drafter: str | Drafter | None, draft: bool, given: int | None) -> tup
         name = "model"
     if (name == "model") != draft:
         raise BadRequest("drafter 'model' and draft_model belong together; give both or neither")
-    return name, options, _length(options, given)
+    length = _length(options, given)
+    if (drafter is None or name == "none") and (length or options):
+        raise BadRequest("drafter 'none' is plain decoding and takes no options; leave the draft length out")
+    return name, options, length
 
 
 def open_target(
@@ -132,11 +134,15 @@ def open_target(
     if backend == "auto":
         backend = _backend_for(kind)
         try:
-            return _open(kind, path, backend, precision, kv_tokens, progress)
+            opened = _open(kind, path, backend, precision, kv_tokens, progress)
+            # a sliding window limits the context there, while the other backend goes beyond it
+            whole = describe(path).context or 0
+            if backend == "torch" or kind != "transformers" or opened.model.traits.max_context >= whole:
+                return opened
         except Unsupported:
             if backend == "torch" or kind != "transformers":
                 raise
-            backend = "torch"
+        backend = "torch"
     return _open(kind, path, backend, precision, kv_tokens, progress)
 
 
@@ -170,7 +176,7 @@ def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | 
     target.adopt(calibration.report(target.probe))
     if codec.vocab_size > target.traits.vocab_size:
         raise VocabMismatch(
-            f"the tokenizer has {codec.vocab_size} tokens but the model {target.traits.vocab_size}; give the model's own tokenizer"
+            f"the tokenizer has {codec.vocab_size} tokens, the model {target.traits.vocab_size}; give the model's own tokenizer"
         )
     return Target(target, codec, calibration, path)
 

@@ -130,9 +130,7 @@ class ModelDrafter:
             return logits[: self._vocab]
         return torch.nn.functional.pad(logits, (0, self._vocab - logits.shape[0]), value=-torch.inf)
 
-    def observe(
-        self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]
-    ) -> None: ...
+    def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None: ...
 
     def forget(self, rows: Sequence[Row]) -> None:
         self.draft.close([self._slots.pop(row.id) for row in rows if row.id in self._slots])

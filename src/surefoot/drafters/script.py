@@ -68,8 +68,6 @@ class ScriptDrafter:
         source[0] = 0
         return DraftTree(torch.tensor(tokens), torch.tensor(parents), None, source)
 
-    def observe(
-        self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]
-    ) -> None: ...
+    def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None: ...
 
     def forget(self, rows: Sequence[Row]) -> None: ...

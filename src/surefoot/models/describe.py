@@ -21,17 +21,6 @@ from .reference import local
 
 _GGUF_OPENVINO = frozenset({"llama", "qwen2", "qwen3"})
 _GGUF_OPENVINO_TYPES = frozenset({"F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"})
-_GGUF_TORCH = _GGUF_OPENVINO | {
-    "gemma2",
-    "gemma3",
-    "phi3",
-    "gpt2",
-    "starcoder2",
-    "stablelm",
-    "falcon",
-    "bloom",
-    "mistral",
-}
 _RECURRENT = ("mamba", "rwkv", "jamba", "falcon_h1", "zamba", "recurrent_gemma", "lfm2", "qwen3_next")
 
 
@@ -75,14 +64,13 @@ def _gguf(path: Path) -> Capabilities:
         types[tensor.type] += tensor.elements
     arch = header.architecture
     odd = sorted(set(types) - _GGUF_OPENVINO_TYPES)
-    openvino = torch = None
+    openvino = None
     if arch not in _GGUF_OPENVINO:
         known = ", ".join(sorted(_GGUF_OPENVINO))
         openvino = f"GGUF files of {arch or 'unnamed'} models are not read (only {known}): give the transformers folder"
     elif odd:
         openvino = f"GGUF type {', '.join(odd)} is not read: give a Q4_0, Q4_1, Q8_0 or F16 file"
-    if arch not in _GGUF_TORCH:
-        torch = f"transformers does not read GGUF files of {arch or 'unnamed'} models: give the transformers folder"
+    torch = "packed GGUF weights are for the openvino backend: give the transformers folder"
     embedding = next((t.shape for t in header.tensors if t.name == "token_embd.weight"), ())
     return Capabilities(
         format="gguf",
@@ -144,7 +132,7 @@ def _transformers(path: Path) -> Capabilities:
     elif not weights and not any(path.glob("*.bin")):
         openvino = torch = "the folder has no weights: download the .safetensors files"
     elif kind.startswith(_RECURRENT):
-        openvino = f"{kind} layers carry a recurrent state, which the paged cache cannot hold: use backend torch"
+        openvino = torch = f"{kind} layers carry a recurrent state, which cannot go back to an accepted prefix: give an attention model"
     elif quantised:
         openvino = f"weights quantised with {quantised} cannot be exported: give the unquantised model"
     return Capabilities(
@@ -181,6 +169,9 @@ def safetensors_types(path: Path) -> Counter[str]:
 def _openvino(path: Path) -> Capabilities:
     config = _common(text_config(read_json(path / "config.json")))
     graph = _graph(path / "openvino_model.xml")
+    # what our own conversions leave beside the graph
+    ours = path / "surefoot.json"
+    facts = read_json(ours) if ours.is_file() else {}
     missing = not (path / "openvino_model.bin").is_file()
     openvino = None
     if missing:
@@ -195,7 +186,7 @@ def _openvino(path: Path) -> Capabilities:
         layers=config["layers"] or graph["layers"],
         hidden_size=config["hidden_size"],
         vocab_size=graph["vocab"] or config["vocab_size"],
-        context=config["context"],
+        context=config["context"] or facts.get("max_context"),
         quantisation=graph["type"],
         size=size_on_disk(path),
         **_split(reasons),
