@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[str, int, "int | None"], None]
 
-VERSION = "1"
+VERSION = "2"
 """Changes whenever folders made by an older version should be made anew."""
 
 _IMPORT = "import sys, openvino_genai; openvino_genai.LLMPipeline(sys.argv[1], 'CPU', enable_save_ov_model=True)"

@@ -17,7 +17,7 @@ import openvino as ov
 import torch
 from torch import Tensor
 
-from ...core.protocols import InvarianceReport, Need, Scores, Traits
+from ...core.protocols import InvarianceReport, Need, Scores, Slot, Traits
 from ...core.tree import Forest
 from ...errors import BackendError, BadRequest, Unsupported
 from . import branches, graph
@@ -26,7 +26,8 @@ from .caches import make_pool
 from .cut import HIDDEN, split
 from .hardware import compile_options, resolve
 from .passes import arrays
-from .pool import BlockPool, Slot
+from .pool import BlockPool
+from .pool import Slot as Row
 from .runner import Runner
 from .steady import Steady
 
@@ -141,11 +142,11 @@ class OpenVINOModel:
         return branches.work(forest) if self.trees == "chains" else forest.nodes
 
     def open(self, n: int) -> list[Slot]:
-        return [Slot() for _ in range(n)]
+        return [Row() for _ in range(n)]
 
     def fork(self, slot: Slot, length: int | None = None) -> Slot:
-        _alive([slot])
-        return self._pool.fork(slot, slot.length if length is None else length)
+        [row] = _ours([slot])
+        return self._pool.fork(row, row.length if length is None else length)
 
     def score(self, slots: Sequence[Slot], forest: Forest, need: Need = _NOTHING) -> Scores:
         """ONE pass. The tensors are views of buffers: read them before the next pass of this model."""
@@ -193,18 +194,18 @@ class OpenVINOModel:
         return Scores(logits[: _scored(forest)], {cut: hidden, **streams})
 
     def commit(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
-        _alive(slots)
-        for slot, path in zip(slots, paths, strict=True):
-            if len(path) and not (path[0] >= 0 and path[-1] < slot.pending and all(a < b for a, b in pairwise(path))):
+        rows = _ours(slots)
+        for row, path in zip(rows, paths, strict=True):
+            if len(path) and not (path[0] >= 0 and path[-1] < row.pending and all(a < b for a, b in pairwise(path))):
                 raise BadRequest(
-                    f"cannot commit nodes {list(path)}: the row's last pass had {slot.pending} nodes; name them ascending"
+                    f"cannot commit nodes {list(path)}: the row's last pass had {row.pending} nodes; name them ascending"
                 )
-        for slot, path in zip(slots, paths, strict=True):
-            branches.keep(self._pool, slot, path)
+        for row, path in zip(rows, paths, strict=True):
+            branches.keep(self._pool, row, path)
 
     def close(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
-            if slot.open:
+            if isinstance(slot, Row) and slot.open:
                 self._pool.release(slot)
 
     def probe(self) -> InvarianceReport:
@@ -215,7 +216,7 @@ class OpenVINOModel:
     def _prepare(
         self, slots: Sequence[Slot], forest: Forest, ahead: Sequence[int] | None = None
     ) -> tuple[dict[str, np.ndarray], int, Lines]:
-        _alive(slots)
+        rows = _ours(slots)
         widths = [hi - lo for lo, hi in pairwise(forest.begins)]
         if max(widths) > self._traits.max_nodes:
             raise BadRequest(f"a row has {max(widths)} nodes but the backend takes {self._traits.max_nodes} a pass; split it")
@@ -225,15 +226,15 @@ class OpenVINOModel:
             widths = [w + a for w, a in zip(widths, ahead, strict=True)]
         masked = self._masked
         if ahead is None and self.trees == "chains":
-            lines = branches.lay_out(self._pool, slots, forest, self._traits.min_width)
+            lines = branches.lay_out(self._pool, rows, forest, self._traits.min_width)
             if self.steady and self._cut is None and not masked:
                 lines = lines.padded(self._pool, self._steady.choose(lines.size))
         else:
-            self._pool.reserve(slots, widths)
-            lines = Lines(slots, None, None, forest.begins)
+            self._pool.reserve(rows, widths)
+            lines = Lines(rows, None, None, forest.begins)
             masked = masked or not all(forest.linear)
-        for slot, width in zip(slots, widths, strict=True):
-            slot.pending = width
+        for row, width in zip(rows, widths, strict=True):
+            row.pending = width
         return *arrays(lines, forest, self._pool.block, masked, ahead), lines
 
     def _need_cut(self) -> int:
@@ -257,6 +258,9 @@ def _scored(forest: Forest) -> int:
     return sum(size - root for size, root in zip(forest.sizes, forest.roots, strict=True))
 
 
-def _alive(slots: Sequence[Slot]) -> None:
-    if not all(slot.open for slot in slots):
-        raise BackendError("a slot was used after it was closed; open a new one")
+def _ours(slots: Sequence[Slot]) -> list[Row]:
+    """The slots as rows of this backend; a closed or foreign one is refused."""
+    rows = [slot for slot in slots if isinstance(slot, Row) and slot.open]
+    if len(rows) != len(slots):
+        raise BackendError("a slot was used after it was closed, or belongs to another model; open a new one")
+    return rows

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...core.protocols import InvarianceReport, Need
+from ...core.protocols import InvarianceReport, Need, Slot
 from ...core.tree import DraftTree, Forest
-from .pool import Slot
 
 if TYPE_CHECKING:
     from .model import OpenVINOModel
@@ -116,7 +115,7 @@ def _cases(bench: _Bench, texts: list[list[int]]) -> Iterator[tuple[str, float]]
             yield f"{here}: single row beside a wide one", _apart(wide[-1:], whole[:1])
             narrow = bench.score([slot, other], [DraftTree.chain(tail[:1])] * 2)
             yield f"{here}: single row beside a single one", _apart(narrow[:1], whole[:1])
-            for chunk in (7, 32):
+            for chunk in (7, 32) if len(text) < 100 else (48,):
                 chunked = bench.prefill(text, chunk)
                 opened.append(chunked)
                 worst = _apart(bench.score([chunked], [DraftTree.chain(tail)]), whole)
