@@ -89,7 +89,7 @@ def scripted(target: Target, count: int) -> list[dict[str, float]]:
             engine.step()
             widths = (target.traits.min_width, k + 1)
             base = 150 + count // 2
-            before = measure(target, widths, context=base, far=0, repeats=7)
+            before = measure(target, widths, context=base, far=0)
             steps: list[float] = []
             emitted = 0
             while row.remaining > k + 1:
@@ -98,7 +98,7 @@ def scripted(target: Target, count: int) -> list[dict[str, float]]:
                 engine.step()
                 steps.append(time.perf_counter() - start)
                 emitted += len(row.tokens) - n
-            after = measure(target, widths, context=base, far=0, repeats=7)
+            after = measure(target, widths, context=base, far=0)
             width = max(k + 1, target.traits.min_width)
             v = (before(width) + after(width)) / 2
             v1 = (before(widths[0]) + after(widths[0])) / 2

@@ -28,16 +28,17 @@ def engines(loaded: Any, names: list[str]) -> dict[str, Engine]:
     target, codec = loaded.model, loaded.codec
     width = target.traits.min_width
     cost = loaded.calibration.cost(target, refresh=True)
+    auto = {"min_width": width, "change": cost.change if target.traits.steady else 0.0}
     # no sharing between requests: what a repeated prompt leaves behind must not help the next run
     suffix = {"shared_tokens": 0}
     made = {
         "plain": lambda: ([], None),
-        "auto": lambda: ([SuffixDrafter(**suffix)], GoodputController("suffix", cost, min_width=width)),
+        "auto": lambda: ([SuffixDrafter(**suffix)], GoodputController("suffix", cost, **auto)),
         "ngram": lambda: ([NgramDrafter()], FixedController("ngram", 5)),
-        "ngram-auto": lambda: ([NgramDrafter()], GoodputController("ngram", cost, min_width=width)),
+        "ngram-auto": lambda: ([NgramDrafter()], GoodputController("ngram", cost, **auto)),
         "suffix": lambda: ([SuffixDrafter(**suffix)], FixedController("suffix", 5)),
         "suffix-tree": lambda: ([SuffixDrafter(**suffix)], FixedController("suffix", 5, width=2, nodes=5)),
-        "tree-auto": lambda: ([SuffixDrafter(**suffix)], GoodputController("suffix", cost, min_width=width, width=3)),
+        "tree-auto": lambda: ([SuffixDrafter(**suffix)], GoodputController("suffix", cost, width=3, **auto)),
     }
     out = {}
     for name in ["plain", *names]:

@@ -168,8 +168,12 @@ def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | 
             raise Unsupported(f"{path} is an OpenVINO model; use backend='openvino' or give the transformers folder")
         target = TorchModel.load(str(path), dtype=precision, capacity_tokens=kv_tokens)
     else:
+        import torch
+
         from .backends.openvino import OpenVINOModel
 
+        # two pools of threads that spin for work on the same cores: a softmax between passes took 50 times as long
+        torch.set_num_threads(1)
         target = OpenVINOModel(_openvino_folder(kind, path, progress), precision=precision, kv_tokens=kv_tokens, name=path.stem)
     traits = target.traits
     calibration = Calibration(f"{fingerprint(path)}\0{backend}\0{traits.device}\0{traits.dtype}\0{precision}", progress)
@@ -225,7 +229,11 @@ def _controller(controller: str | Controller, drafter: Drafter, length: int | No
     if controller in ("auto", "goodput"):
         cost: CostModel = target.calibration.cost(target.model)
         made = _import(CONTROLLERS["goodput"])(
-            drafter.name, cost, max_draft=16 if length is None else length, min_width=traits.min_width
+            drafter.name,
+            cost,
+            max_draft=16 if length is None else length,
+            min_width=traits.min_width,
+            change=cost.change if traits.steady else 0.0,
         )
     elif controller == "fixed":
         made = _import(CONTROLLERS[controller])(drafter.name, 4 if length is None else length)

@@ -292,11 +292,11 @@ def test_window_in_a_tree_counts_positions(attention):
     (slot,) = target.open(1)
     prompt = ids(6)
     feed(target, slot, prompt)
-    # a wide tree: columns run far ahead of positions
-    parents = [-1] + [0] * 6 + [6, 7, 8]
-    tokens = list(range(50, 60))
+    # columns run ahead of positions, and the path is longer than the window
+    parents = [-1, 0, 0, 0, 0, 0, 0, *range(6, 18)]
+    tokens = list(range(50, 50 + len(parents)))
     _, (rows,) = score(target, [slot], [tree(tokens, parents)])
-    path = [0, 6, 7, 8, 9]
+    path = [0, *range(6, len(parents))]
     close_to(rows[path], full(hf, prompt + [tokens[i] for i in path])[6:])
 
 
@@ -317,8 +317,8 @@ def test_logits_only_where_wanted():
 
 
 def test_padding_nodes_are_never_kept_and_may_pass_the_context():
-    hf = make("gpt2")
-    target = TorchModel(hf, max_context=20)
+    hf = make("gpt2", n_positions=20)
+    target = TorchModel(hf)
     (slot,) = target.open(1)
     feed(target, slot, ids(19))
     forest = Forest.pack([DraftTree.chain([9])], min_width=8)
@@ -378,6 +378,16 @@ def test_what_is_not_committed_vanishes():
     close_to(feed(target, slot, [9, 8]), full(hf, [*ids(6), 9, 8])[6:])
     with pytest.raises(BackendError, match="once"):
         target.commit([slot], [[0]])
+
+
+def test_a_new_pass_drops_what_other_rows_left_uncommitted():
+    target = TorchModel(make("qwen3"))
+    first, second = target.open(2)
+    score(target, [first], [DraftTree.chain([1, 2])])
+    score(target, [second], [DraftTree.chain([1, 2])])
+    with pytest.raises(BackendError, match="score the row again"):
+        target.commit([first], [[0]])
+    target.commit([second], [[0]])
 
 
 def test_growth_keeps_what_was_committed():

@@ -43,7 +43,10 @@ class Reach:
 
 
 class GoodputController:
-    """``cost(nodes, context)``: seconds of a pass. ``min_width``: rows are padded to it, so filling it is free."""
+    """``cost(nodes, context)``: seconds of a pass. ``min_width``: rows are padded to it, so filling it is free.
+
+    ``change``: seconds that a pass of another size than the last one takes longer; a size is supposed to last ``stay`` passes.
+    """
 
     def __init__(
         self,
@@ -53,17 +56,21 @@ class GoodputController:
         max_draft: int = 16,
         width: int = 1,
         min_width: int = 1,
+        change: float = 0.0,
+        stay: float = 8.0,
         prior: float = 0.6,
         fade: float = 0.97,
         retry: int = 16,
     ) -> None:
-        if max_draft < 0 or width < 1 or retry < 1:
-            raise BadRequest(f"max_draft={max_draft}, width={width}, retry={retry}: give 0 or more, 1 or more, 1 or more")
+        if max_draft < 0 or width < 1 or retry < 1 or change < 0 or stay < 1:
+            raise BadRequest("goodput takes max_draft and change from 0 up, width, retry and stay from 1 up")
         self._drafter = drafter
         self._cost = cost
         self._max = max_draft
         self._width = width
         self._min_width = min_width
+        self._move = change / stay
+        self._size = 0
         self._retry = retry
         self._all = Reach(max_draft, prior, fade)
         self._fade, self._prior = fade, prior
@@ -97,15 +104,18 @@ class GoodputController:
                 return PLAIN
             best = 1
         nodes = max(best, self._min_width - 1)
-        slope = (self._seconds(best + 4, beside, row.cached) - self._seconds(best, beside, row.cached)) / 4
+        here = nodes + 1 + beside
+        slope = (self._cost(here + 4, row.cached) - self._cost(here, row.cached)) / 4
         floor = max(0.0, (slope + self._draft_seconds) * rate)
         return Plan(self._drafter, nodes, self._width, nodes, min(floor, 0.95))
 
     def _seconds(self, k: int, beside: int, context: int) -> float:
-        return self._cost(max(k + 1, self._min_width) + beside, context)
+        size = max(k + 1, self._min_width) + beside
+        return self._cost(size, context) + (self._move if size != self._size else 0.0)
 
     def learn(self, rows: Sequence[Row], trees: Sequence[DraftTree], verdicts: Sequence[Verdict], costs: Costs) -> None:
         drafted = 0
+        self._size = costs.nodes
         for row, tree, verdict in zip(rows, trees, verdicts, strict=True):
             if len(tree) > 1:
                 offered = max(depths(tree.parents.tolist()))

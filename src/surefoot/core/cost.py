@@ -18,19 +18,23 @@ from .protocols import Need, Slot, TargetModel
 from .tree import DraftTree, Forest
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
+_BURST = 6
+"""Passes of one width in a row: a backend that keeps its passes steady needs some to follow a smaller need."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
     """``seconds[i]``: median time of one row's pass over ``widths[i]`` tokens at ``context`` cached tokens.
 
-    ``per_context``: seconds that each further cached token adds to a pass. Piecewise linear, continued by the last slope.
+    ``per_context``: seconds that each further cached token adds to a pass. ``change``: seconds that a pass of another
+    width than the one before it takes longer. Piecewise linear, continued by the last slope.
     """
 
     widths: tuple[int, ...]
     seconds: tuple[float, ...]
     context: int
     per_context: float = 0.0
+    change: float = 0.0
 
     def __post_init__(self) -> None:
         rising = all(a < b for a, b in zip(self.widths, self.widths[1:], strict=False))
@@ -55,6 +59,7 @@ class CostModel:
             "seconds": list(self.seconds),
             "context": self.context,
             "per_context": self.per_context,
+            "change": self.change,
         }
 
     @staticmethod
@@ -65,6 +70,7 @@ class CostModel:
                 tuple(float(s) for s in data["seconds"]),
                 int(data["context"]),
                 float(data["per_context"]),
+                float(data["change"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadRequest(f"the stored cost model is broken ({error}); delete it to measure again") from None
@@ -76,26 +82,33 @@ def measure(
     *,
     context: int = 200,
     far: int = 1000,
-    repeats: int = 9,
+    repeats: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostModel:
-    """Time passes of each width (never under ``min_width``) in shuffled order; medians. Also at ``far`` for the slope."""
+    """Time passes of each width (never under ``min_width``), in rising bursts; medians. Also at ``far`` for the slope.
+
+    The first pass of a burst tells what changing the width costs, the others what the width costs.
+    """
     traits = target.traits
     most = min(traits.max_nodes, traits.max_context // 4)
     usable = sorted({max(w, traits.min_width) for w in widths if w <= most})
     far = min(far, traits.max_context - most - 1)
-    context = min(context, max(1, far // 2))
-    near_times = _times(target, usable, context, repeats, clock)
+    context = min(context, max(1, far // 2) if far else context)
+    same, fresh = _times(target, usable, context, repeats, clock)
+    usable = [w for w in usable if w in same]
+    both = [fresh[w] - same[w] for w in usable if w in fresh]
     slope = 0.0
     if far > 2 * context:
         w = usable[min(2, len(usable) - 1)]
-        slope = max(0.0, (_times(target, [w], far, repeats, clock)[w] - near_times[w]) / (far - context))
-    return CostModel(tuple(usable), tuple(near_times[w] for w in usable), context, slope)
+        slope = max(0.0, (_times(target, [w], far, repeats, clock)[0][w] - same[w]) / (far - context))
+    change = max(0.0, statistics.median(both)) if both else 0.0
+    return CostModel(tuple(usable), tuple(same[w] for w in usable), context, slope, change)
 
 
 def _times(
     target: TargetModel, widths: Sequence[int], context: int, repeats: int, clock: Callable[[], float]
-) -> dict[int, float]:
+) -> tuple[dict[int, float], dict[int, float]]:
+    """Median seconds by computed width: passes like the one before, and passes of another width than the one before."""
     rng = random.Random(0)
     vocab = target.traits.vocab_size
 
@@ -106,20 +119,30 @@ def _times(
     try:
         while slot.length < context:
             _pass(target, slot, chain(min(256, target.traits.max_nodes, context - slot.length)), wanted=False, keep=True)
-        taken: dict[int, list[float]] = {w: [] for w in widths}
-        for turn in range(repeats + 2):
-            for w in rng.sample(list(widths), len(widths)):
-                tokens = chain(w)
-                start = clock()
-                _pass(target, slot, tokens, wanted=True, keep=False)
-                if turn >= 2:  # the first two rounds warm the kernels up
-                    taken[w].append(clock() - start)
-        return {w: max(statistics.median(t), 1e-9) for w, t in taken.items()}
+        same: dict[int, list[float]] = {}
+        fresh: dict[int, list[float]] = {}
+        last = 0
+        for turn in range(repeats + 1):
+            for w in widths:
+                for _ in range(_BURST):
+                    tokens = chain(w)
+                    start = clock()
+                    work = _pass(target, slot, tokens, wanted=True, keep=False)
+                    if turn:  # the first round warms the kernels up
+                        (same if work == last else fresh).setdefault(work, []).append(clock() - start)
+                    last = work
+        return _medians(same), _medians(fresh)
     finally:
         target.close([slot])
 
 
-def _pass(target: TargetModel, slot: Slot, tokens: Sequence[int], wanted: bool, keep: bool) -> None:
+def _medians(times: dict[int, list[float]]) -> dict[int, float]:
+    return {w: max(statistics.median(t), 1e-9) for w, t in times.items()}
+
+
+def _pass(target: TargetModel, slot: Slot, tokens: Sequence[int], wanted: bool, keep: bool) -> int:
+    """One pass; returns the number of tokens that it computed."""
     forest = Forest.pack([DraftTree.chain(tokens)], None, [wanted], target.traits.min_width)
-    target.score([slot], forest, Need())
+    scores = target.score([slot], forest, Need())
     target.commit([slot], [range(len(tokens)) if keep else ()])
+    return scores.work or forest.nodes

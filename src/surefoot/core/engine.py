@@ -182,7 +182,8 @@ class Engine:
             drafter.observe([p.row for p in parts], forest, scores, [o.verdict for o in outcomes])
         seconds = self.clock() - start
         prefill = sum(p.prefill for p in parts)
-        costs = Costs(before - start, after - before, seconds - (after - start), forest.nodes, prefill, context)
+        work = scores.work or forest.nodes
+        costs = Costs(before - start, after - before, seconds - (after - start), work, prefill, context)
         for part, outcome in zip(parts, outcomes, strict=True):
             part.row.stats.add_time(costs, prefill=part.prefill > 0)
             if outcome.trace is not None:

@@ -33,6 +33,8 @@ class Traits:
     """Tokens that the KV pool holds over all rows."""
     min_width: int = 1
     """Rows of a pass narrower than this are padded (by :meth:`Forest.pack`)."""
+    steady: bool = False
+    """Changing the number of tokens between passes is dear, so a smaller pass may be padded to the last one's size."""
     tree: bool = True
     exact: bool = True
     hidden: tuple[int, ...] = ()
@@ -60,6 +62,8 @@ class Scores:
 
     logits: Tensor
     hidden: dict[int, Tensor] = field(default_factory=dict)
+    work: int = 0
+    """Tokens that the pass really computed, where the backend adds some of its own; 0: the nodes of the forest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ class Costs:
     score: float
     other: float
     nodes: int
-    """Nodes of the pass, padding included."""
+    """Tokens that the pass computed, padding included."""
     prefill: int
     """Nodes of the pass that only filled the cache; 0 in pure decoding."""
     context: int

@@ -132,7 +132,9 @@ def _transformers(path: Path) -> Capabilities:
     elif not weights and not any(path.glob("*.bin")):
         openvino = torch = "the folder has no weights: download the .safetensors files"
     elif kind.startswith(_RECURRENT):
-        openvino = torch = f"{kind} layers carry a recurrent state, which cannot go back to an accepted prefix: give an attention model"
+        openvino = torch = (
+            f"{kind} layers carry a recurrent state, which cannot go back to an accepted prefix: give an attention model"
+        )
     elif quantised:
         openvino = f"weights quantised with {quantised} cannot be exported: give the unquantised model"
     return Capabilities(

@@ -102,6 +102,7 @@ class OpenVINOModel:
             max_nodes=min(MAX_NODES, context),
             capacity=self._pool.capacity,
             min_width=2,
+            steady=cut is None,
             exact=self.can_be_exact,
             hidden=taps,
             exits=tuple(range(1, layers)) if structure.residual else (),
@@ -165,7 +166,7 @@ class OpenVINOModel:
             logits, *more = self._runners[1].run(inputs, [rows] + [lines.size] * (len(self._taps) - early))
             taps += more
         found = dict(zip(self._taps, taps, strict=True))
-        return Scores(logits[: _scored(forest)], {layer: _gather(found[layer], lines) for layer in need.hidden})
+        return Scores(logits[: _scored(forest)], {layer: _gather(found[layer], lines) for layer in need.hidden}, lines.size)
 
     def prefix(self, slots: Sequence[Slot], forest: Forest, ahead: Sequence[int] | None = None) -> Tensor:
         """Layers up to the cut only. Residual stream [M, H] after it, a view valid until the next pass.
