@@ -156,6 +156,8 @@ def _backend_for(kind: str) -> str:
 
 
 def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | None, progress: Progress | None) -> Target:
+    import torch
+
     from .calibrate import Calibration
     from .text import Codec
 
@@ -166,10 +168,10 @@ def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | 
 
         if kind == "openvino":
             raise Unsupported(f"{path} is an OpenVINO model; use backend='openvino' or give the transformers folder")
-        target = TorchModel.load(str(path), dtype=precision, capacity_tokens=kv_tokens)
+        # on CPUs a class of equal bits exists for chains of moderate width, not for trees; there exactness comes first
+        narrow = {} if torch.cuda.is_available() else {"trees": False, "max_nodes": 64}
+        target = TorchModel.load(str(path), dtype=precision, capacity_tokens=kv_tokens, **narrow)
     else:
-        import torch
-
         from .backends.openvino import OpenVINOModel
 
         # two pools of threads that spin for work on the same cores: a softmax between passes took 50 times as long

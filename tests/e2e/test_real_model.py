@@ -71,7 +71,10 @@ def test_no_token_differs(
         "ngram": lambda: (NgramDrafter(), FixedController("ngram", 5)),
         "suffix": lambda: (SuffixDrafter(), FixedController("suffix", 7)),
         "suffix-tree": lambda: (SuffixDrafter(), FixedController("suffix", 4, width=3, nodes=9)),
-        "script": lambda: (ScriptDrafter(truth, vocab, accuracy=0.6, tree=True), FixedController("script", 6, width=2, nodes=12)),
+        "script": lambda: (
+            ScriptDrafter(truth, vocab, accuracy=0.6, tree=True),
+            FixedController("script", 6, width=2, nodes=12),
+        ),
     }[name]()
     engine = Engine(target.model, [drafter], controller, codec=target.codec)
     engines.append(engine)
