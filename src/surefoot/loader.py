@@ -169,7 +169,7 @@ def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | 
         if kind == "openvino":
             raise Unsupported(f"{path} is an OpenVINO model; use backend='openvino' or give the transformers folder")
         # on CPUs a class of equal bits exists for chains of moderate width, not for trees; there exactness comes first
-        narrow = {} if torch.cuda.is_available() else {"trees": False, "max_nodes": 64}
+        narrow: dict[str, Any] = {} if torch.cuda.is_available() else {"trees": False, "max_nodes": 64}
         target = TorchModel.load(str(path), dtype=precision, capacity_tokens=kv_tokens, **narrow)
     else:
         from .backends.openvino import OpenVINOModel

@@ -38,7 +38,7 @@ class Backend:
 
 def _table(min_width: int, vocab: int, seed: int) -> Callable[[Path], Backend]:
     def make(folder: Path) -> Backend:
-        target = TableModel.random(vocab, order=2, seed=seed, sharpness=1.5, min_width=min_width)
+        target = TableModel.random(vocab, order=2, seed=seed, sharpness=1.5, min_width=min_width, max_context=256)
         draft = target.mixed(TableModel.random(vocab, order=2, seed=seed + 1, sharpness=1.5), 0.3)
         return Backend("table", target, draft, lambda t: t.open_slots, (1, 2, 3, 5, 8, 16))
 
@@ -85,13 +85,13 @@ def _torch(config_class: str, **changes) -> Callable[[Path], Backend]:
     return make
 
 
-def _openvino(config_class: str, **changes) -> Callable[[Path], Backend]:
+def _openvino(config_class: str, trees: str, **changes) -> Callable[[Path], Backend]:
     def make(folder: Path) -> Backend:
         from surefoot.backends.openvino import OpenVINOModel, from_transformers
 
         model = tiny(config_class, **changes)
         target, draft = (
-            OpenVINOModel(from_transformers(each, folder / name), precision="f32", kv_tokens=8192, threads=1)
+            OpenVINOModel(from_transformers(each, folder / name), precision="f32", kv_tokens=8192, threads=1, trees=trees)
             for name, each in (("target", model), ("draft", nudged(model)))
         )
         target.adopt(target.probe())
@@ -113,7 +113,8 @@ FACTORIES: dict[str, Callable[[Path], Backend]] = {
         tie_word_embeddings=False,  # tied, random ones repeat the last token for ever
     ),
     "mistral-window": _torch("MistralConfig", sliding_window=8),
-    "openvino-llama": _openvino("LlamaConfig"),
+    "openvino-llama": _openvino("LlamaConfig", trees="chains"),
+    "openvino-mask": _openvino("LlamaConfig", trees="mask"),
 }
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast
 from transformers import AutoModelForCausalLM as Auto
+from transformers import GPT2Config, LlamaConfig, PreTrainedTokenizerFast
 
 import surefoot
 

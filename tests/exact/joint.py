@@ -1,4 +1,8 @@
-"""Exact joint laws by enumeration: the engine on all outcomes of its noise, against the product of the table's laws."""
+"""Exact joint laws by enumeration: the engine on all outcomes of its noise, against the product of the table's laws.
+
+An engine never drafts a request's first token. The toy targets say it for certain, so that it costs no branches and the tokens
+after it, whose joint law is in question, are all within reach of a draft.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,16 @@ from surefoot.core.tree import DraftTree
 Law = dict[tuple[int, ...], float]
 TOLERANCE = 1e-12
 CAUGHT = 1e-3
-PROMPT = (0, 1)
+PROMPT = (0,)
+
+
+def toy(vocab: int, seed: int, sharpness: float = 0.8) -> TableModel:
+    """A random table of order 2 whose first token after PROMPT is 1; no other context is like this one."""
+    model = TableModel.random(vocab, 2, seed, sharpness)
+    first = model.logits[vocab * (vocab + 1) + PROMPT[0]]
+    first[:] = -torch.inf
+    first[1] = 0.0
+    return model
 
 
 def expected(target: TableModel, params: SamplingParams, n: int, prompt: Sequence[int] = PROMPT) -> Law:
@@ -65,9 +78,11 @@ def engine_of(target: TableModel, drafter=None, k: int = 2, width: int = 1, node
     return Engine(target, [drafter], FixedController(drafter.name, k, width, nodes), reuse=False, **options)
 
 
-def gap(engine: Engine, params: SamplingParams, n: int = 3, beside=()) -> float:
+def gap(engine: Engine, params: SamplingParams, beside=()) -> float:
     """Total variation between what the engine says and what it should say; the total mass must be 1."""
     assert isinstance(engine.target, TableModel)
+    n = params.max_tokens
+    assert n is not None
     seen = observed(engine, params, n, beside=beside)
     assert abs(sum(seen.values()) - 1.0) <= TOLERANCE
     return distance(seen, expected(engine.target, params, n))

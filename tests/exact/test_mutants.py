@@ -10,7 +10,7 @@ import textwrap
 
 import pytest
 import torch
-from exact.joint import CAUGHT, TOLERANCE, draft_law, engine_of, gap, q_chain, q_tree
+from exact.joint import CAUGHT, TOLERANCE, draft_law, engine_of, gap, q_chain, q_tree, toy
 from toys import Custom
 
 from surefoot.backends.table import TableModel
@@ -21,10 +21,10 @@ from surefoot.core.tree import DraftTree
 from surefoot.drafters.model import ModelDrafter
 from surefoot.drafters.script import ScriptDrafter
 
-TARGET = TableModel.random(3, order=2, seed=4, sharpness=0.8)
+TARGET = toy(3, seed=4)
 DRAFT = TableModel.random(3, order=2, seed=9, sharpness=0.9)
-PARAMS = SamplingParams(max_tokens=3, temperature=1.0, verification="ratio")
-COUPLED = SamplingParams(max_tokens=3, temperature=1.0, verification="coupled")
+PARAMS = SamplingParams(max_tokens=4, temperature=1.0, verification="ratio")
+COUPLED = SamplingParams(max_tokens=4, temperature=1.0, verification="coupled")
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_a_cache_that_keeps_refused_tokens(params):
 
 def test_filters_that_the_draft_alone_ignores():
     """q must be the filtered law if the token was drawn from it; drawn unfiltered and claimed filtered is wrong."""
-    loose = SamplingParams(max_tokens=3, temperature=1.0, verification="ratio", top_k=2)
+    loose = SamplingParams(max_tokens=4, temperature=1.0, verification="ratio", top_k=2)
 
     def one(row, plan):
         honest = q_chain(DRAFT)(row, plan)

@@ -1,8 +1,12 @@
 """Draft as many tokens as measured cost says, zero included: the cost-aware cut.
 
-For each row the controller keeps the chance a_i that depth i is accepted once depth i-1 was, and picks the k that
-maximises (1 + sum_{i<=k} prod_{j<=i} a_j) / (draft cost x k + V(k + 1)). The same rate gives the plan's floor: a
-node is worth its place only if its chance exceeds (marginal seconds of one more token) x (tokens per second now).
+For each row the controller keeps the chance a_i that the token at depth i of a draft is kept, once depth i-1 was and a
+token was asked for; a drafter that has nothing to say counts as a miss. It picks the k that maximises
+
+    (1 + sum_{i<=k} prod_{j<=i} a_j) / (draft cost x k + V(k + 1))
+
+where V is the measured time of a pass. Where changing the size of a pass is dear, a change is paid off over ``stay``
+passes, and rows hold their size: a shorter draft is padded, so that what fits is free.
 """
 
 from __future__ import annotations
@@ -11,41 +15,36 @@ from collections.abc import Callable, Sequence
 
 from ..core.protocols import PLAIN, Costs, Plan, Verdict
 from ..core.request import Row
-from ..core.tree import DraftTree, depths
+from ..core.tree import DraftTree
 from ..errors import BadRequest
 
 
 class Reach:
-    """Chance of acceptance by depth, with fading evidence; untried depths fall back to the one above."""
+    """Chance of acceptance by depth, from fading evidence."""
 
-    def __init__(self, depth: int, prior: float, fade: float) -> None:
+    def __init__(self, depth: int, fade: float) -> None:
         self._hits = [0.0] * depth
         self._tries = [0.0] * depth
-        self._prior = prior
         self._fade = fade
 
-    def update(self, accepted: int, offered: int) -> None:
+    def update(self, accepted: int, asked: int) -> None:
+        """A pass for which ``asked`` tokens were asked and ``accepted`` of them kept."""
         self._hits = [h * self._fade for h in self._hits]
         self._tries = [t * self._fade for t in self._tries]
-        for i in range(min(offered, accepted + 1, len(self._tries))):
+        for i in range(min(asked, accepted + 1, len(self._tries))):
             self._tries[i] += 1.0
-            self._hits[i] += 1.0 if i < accepted else 0.0
+            self._hits[i] += i < accepted
 
-    def chances(self, like: Sequence[float] | None = None, weight: float = 2.0) -> list[float]:
-        """a_1 … a_K; ``like`` is what to believe before there is evidence."""
-        out: list[float] = []
-        above = self._prior
-        for i, (hits, tries) in enumerate(zip(self._hits, self._tries, strict=True)):
-            believed = like[i] if like is not None else above
-            above = (hits + weight * believed) / (tries + weight)
-            out.append(above)
-        return out
+    def chances(self, believed: Sequence[float], weight: float) -> list[float]:
+        """a_1 … a_K; ``believed`` counts as ``weight`` tries."""
+        return [(h + weight * b) / (t + weight) for h, t, b in zip(self._hits, self._tries, believed, strict=True)]
 
 
 class GoodputController:
     """``cost(nodes, context)``: seconds of a pass. ``min_width``: rows are padded to it, so filling it is free.
 
-    ``change``: seconds that a pass of another size than the last one takes longer; a size is supposed to last ``stay`` passes.
+    ``change``: seconds that a pass of another size than the last one takes longer. ``prior``: what to believe of every
+    depth at first. ``retry``: where drafting does not pay, ask for one token every so many passes.
     """
 
     def __init__(
@@ -57,9 +56,8 @@ class GoodputController:
         width: int = 1,
         min_width: int = 1,
         change: float = 0.0,
-        stay: float = 8.0,
+        stay: float = 16.0,
         prior: float = 0.6,
-        fade: float = 0.97,
         retry: int = 16,
     ) -> None:
         if max_draft < 0 or width < 1 or retry < 1 or change < 0 or stay < 1:
@@ -70,11 +68,11 @@ class GoodputController:
         self._width = width
         self._min_width = min_width
         self._move = change / stay
-        self._size = 0
         self._retry = retry
-        self._all = Reach(max_draft, prior, fade)
-        self._fade, self._prior = fade, prior
+        self._prior = [prior] * max_draft
+        self._all = Reach(max_draft, 0.995)
         self._rows: dict[int, Reach] = {}
+        self._asked: dict[int, int] = {}
         self._idle: dict[int, int] = {}
         self._draft_seconds = 0.0
         """Seconds that one drafted token costs its drafter; learned."""
@@ -82,50 +80,45 @@ class GoodputController:
     def plan(self, rows: Sequence[Row]) -> list[Plan]:
         if not self._max:
             return [PLAIN] * len(rows)
-        shared = self._all.chances()
-        beside = (len(rows) - 1) * self._min_width
-        return [self._one(row, shared, len(rows) - 1, beside) for row in rows]
+        shared = self._all.chances(self._prior, 2.0)
+        return [self._one(row, shared, len(rows) - 1) for row in rows]
 
-    def _one(self, row: Row, shared: Sequence[float], others: int, beside: int) -> Plan:
+    def _one(self, row: Row, shared: Sequence[float], others: int) -> Plan:
         reach = self._rows.get(row.id)
-        chances = shared if reach is None else reach.chances(shared)
+        chances = shared if reach is None else reach.chances(shared, 4.0)
+        now = self._asked.get(row.id)
+        beside = others * self._min_width
         best, rate, tokens, path = 0, 0.0, float(1 + others), 1.0
         for k in range(self._max + 1):
             if k:
                 path *= chances[k - 1]
                 tokens += path
-            now = tokens / (self._seconds(k, beside, row.cached) + self._draft_seconds * k)
-            if now > rate * (1.0 + 1e-9):
-                best, rate = k, now
+            size = max(k + 1, self._min_width)
+            moving = self._move if now is not None and size != max(now + 1, self._min_width) else 0.0
+            worth = tokens / (self._cost(size + beside, row.cached) + moving + self._draft_seconds * k)
+            if worth > rate * (1.0 + 1e-9):
+                best, rate = k, worth
+        self._asked[row.id] = best
         if best == 0:
             waited = self._idle.get(row.id, 0) + 1
             self._idle[row.id] = waited
             if waited % self._retry:
                 return PLAIN
-            best = 1
+            self._asked[row.id] = best = 1
         nodes = max(best, self._min_width - 1)
-        here = nodes + 1 + beside
-        slope = (self._cost(here + 4, row.cached) - self._cost(here, row.cached)) / 4
-        floor = max(0.0, (slope + self._draft_seconds) * rate)
-        return Plan(self._drafter, nodes, self._width, nodes, min(floor, 0.95))
-
-    def _seconds(self, k: int, beside: int, context: int) -> float:
-        size = max(k + 1, self._min_width) + beside
-        return self._cost(size, context) + (self._move if size != self._size else 0.0)
+        return Plan(self._drafter, nodes, self._width, nodes, hold=nodes + 1 if self._move else 0)
 
     def learn(self, rows: Sequence[Row], trees: Sequence[DraftTree], verdicts: Sequence[Verdict], costs: Costs) -> None:
-        drafted = 0
-        self._size = costs.nodes
-        for row, tree, verdict in zip(rows, trees, verdicts, strict=True):
-            if len(tree) > 1:
-                offered = max(depths(tree.parents.tolist()))
-                drafted = max(drafted, len(tree) - 1)
-                for reach in (self._all, self._rows.setdefault(row.id, Reach(self._max, self._prior, self._fade))):
-                    reach.update(len(verdict.path), offered)
+        for row, verdict in zip(rows, verdicts, strict=True):
+            asked = self._asked.get(row.id, 0)
+            if asked:
+                for reach in (self._all, self._rows.setdefault(row.id, Reach(self._max, 0.98))):
+                    reach.update(len(verdict.path), max(asked, self._min_width - 1))
+        drafted = max((len(tree) - 1 for tree in trees), default=0)
         if drafted:
             self._draft_seconds += 0.1 * (costs.draft / drafted - self._draft_seconds)
 
     def forget(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            self._rows.pop(row.id, None)
-            self._idle.pop(row.id, None)
+            for kept in (self._rows, self._asked, self._idle):
+                kept.pop(row.id, None)

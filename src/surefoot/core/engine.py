@@ -170,7 +170,11 @@ class Engine:
         parts = self._assembler.assemble(rows, self.target.traits)
         slots = [p.slot for p in parts]
         forest = Forest.pack(
-            [p.tree for p in parts], [p.lead for p in parts], [p.wanted for p in parts], self.target.traits.min_width
+            [p.tree for p in parts],
+            [p.lead for p in parts],
+            [p.wanted for p in parts],
+            self.target.traits.min_width,
+            [p.hold for p in parts],
         )
         context = max(slot.length for slot in slots)
         before = self.clock()

@@ -21,6 +21,8 @@ class Part:
     tree: DraftTree
     wanted: bool = True
     drafter: str | None = None
+    hold: int = 0
+    """Nodes that the row is padded to."""
 
     @property
     def prefill(self) -> int:
@@ -66,6 +68,9 @@ class Assembler:
         ready = [i for i, p in enumerate(parts) if p.wanted and len(p.row.tokens) > p.row.n_prompt]
         if self._controller is not None and ready:
             plans = self._controller.plan([parts[i].row for i in ready])
+            for i, asked in zip(ready, plans, strict=True):
+                if asked.hold:
+                    parts[i] = replace(parts[i], hold=min(asked.hold, traits.max_nodes))
             for name, drafter in self._drafters.items():
                 chosen = [
                     (i, plan)

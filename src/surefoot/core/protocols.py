@@ -123,6 +123,7 @@ class Plan:
     """What a controller asks for one row: at most ``depth`` tokens deep, ``width`` children a node, ``nodes`` in all.
 
     ``floor``: a proposal whose estimated probability of being reached lies under it is not worth its cost.
+    ``hold``: pad the row to this many nodes if the draft is shorter, where changing the size of a pass is dear.
     A plan of zero nodes is plain decoding.
     """
 
@@ -131,6 +132,7 @@ class Plan:
     width: int = 1
     nodes: int = 0
     floor: float = 0.0
+    hold: int = 0
 
 
 PLAIN = Plan()

@@ -157,8 +157,12 @@ class Forest:
         before: Sequence[Sequence[int]] | None = None,
         wanted: Sequence[bool] | None = None,
         min_width: int = 1,
+        hold: Sequence[int] | None = None,
     ) -> Forest:
-        """Pack trees. ``before[b]`` are pending tokens ahead of the row's node 0; ``wanted[b]`` asks for its logits."""
+        """Pack trees. ``before[b]`` are pending tokens ahead of the row's node 0; ``wanted[b]`` asks for its logits.
+
+        Rows are padded to ``min_width`` nodes, and to ``hold[b]`` of their own.
+        """
         tokens: list[int] = []
         parents: list[int] = []
         depth: list[int] = []
@@ -170,7 +174,7 @@ class Forest:
             row_parents = list(range(-1, shift - 1)) + [p + shift if p >= 0 else shift - 1 for p in own]
             row_tokens = lead + tree.tokens.tolist()
             size = len(row_tokens)
-            while len(row_tokens) < min_width:
+            while len(row_tokens) < max(min_width, hold[b] if hold is not None else 0):
                 row_parents.append(len(row_tokens) - 1)
                 row_tokens.append(row_tokens[-1])
             tokens += row_tokens
