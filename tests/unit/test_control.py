@@ -175,8 +175,10 @@ def test_cost_of_drafting_itself_is_learned():
 
 @pytest.mark.parametrize("alpha, slope", [(0.5, 0.05), (0.7, 0.05), (0.7, 0.3), (0.9, 0.1)])
 def test_the_plan_maximises_expected_tokens_a_second(alpha, slope):
-    controller, cost = GoodputController("script", linear(slope), max_draft=12, fade=1.0), linear(slope)
+    controller, cost = GoodputController("script", linear(slope), max_draft=12), linear(slope)
     r = row()
+    controller._asked[r.id] = 12
+    controller._rows[r.id] = controller._all = Reach(12, 1.0)  # evidence that does not fade
     for i in range(4000):  # depth d is reached with alpha^d: feed the exact shares
         accepted = next((d for d in range(12) if (i * 0.6180339887) % 1.0 >= alpha ** (d + 1)), 12)
         teach(controller, r, accepted, 12)
@@ -215,15 +217,38 @@ def test_goodput_with_nothing_to_draft_is_plain():
     assert GoodputController("script", linear(1.0), max_draft=0).plan([row()])[0].nodes == 0
 
 
-def test_reach_falls_back_to_the_depth_above():
-    reach = Reach(4, prior=0.5, fade=1.0)
-    assert reach.chances() == [0.5] * 4
+def test_an_untried_depth_is_like_the_one_above():
+    reach = Reach(4, 1.0)
+    assert reach.alone(0.5, 2.0) == [0.5] * 4
     for _ in range(100):
         reach.update(1, 2)
-    first, second, third, _ = reach.chances()
+    first, second, third, _ = reach.alone(0.5, 2.0)
     assert first > 0.95
     assert second < 0.05
     assert third == second
+    believed = reach.chances([0.5] * 4, 4.0)
+    assert believed[0] > 0.95
+    assert believed[2:] == [0.5, 0.5]
+
+
+def test_a_silent_drafter_counts_as_a_miss():
+    controller, r = GoodputController("script", linear(0.2), max_draft=8), row()
+    assert controller.plan([r])[0].depth > 0
+    for _ in range(30):
+        controller.learn([r], [DraftTree.chain([1])], [Verdict((), 3)], FREE)
+    assert controller.plan([r])[0].depth == 0
+
+
+def test_where_a_change_is_dear_rows_hold_their_size():
+    flat = GoodputController("script", linear(0.05), max_draft=8)
+    assert flat.plan([row()])[0].hold == 0
+    dear = GoodputController("script", linear(0.05), max_draft=8, change=2.0)
+    r = row()
+    plan = dear.plan([r])[0]
+    assert plan.hold == plan.nodes + 1
+    # one miss moves the best length a little: not worth a change
+    teach(dear, r, 0, plan.depth)
+    assert dear.plan([r])[0].hold == plan.hold
 
 
 def test_goodput_in_the_engine_stops_drafting_what_is_always_wrong():

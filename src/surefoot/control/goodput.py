@@ -39,6 +39,19 @@ class Reach:
         """a_1 … a_K; ``believed`` counts as ``weight`` tries."""
         return [(h + weight * b) / (t + weight) for h, t, b in zip(self._hits, self._tries, believed, strict=True)]
 
+    def alone(self, prior: float, weight: float) -> list[float]:
+        """a_1 … a_K with nothing else to go by: an untried depth is believed to be like the one above it.
+
+        The first depth also counts passes in which the drafter had nothing to say, so the second may be better.
+        """
+        out: list[float] = []
+        above = prior
+        for i, (hits, tries) in enumerate(zip(self._hits, self._tries, strict=True)):
+            chance = (hits + weight * above) / (tries + weight)
+            out.append(chance)
+            above = max(prior, chance) if i == 0 else chance
+        return out
+
 
 class GoodputController:
     """``cost(nodes, context)``: seconds of a pass. ``min_width``: rows are padded to it, so filling it is free.
@@ -69,7 +82,7 @@ class GoodputController:
         self._min_width = min_width
         self._move = change / stay
         self._retry = retry
-        self._prior = [prior] * max_draft
+        self._prior = prior
         self._all = Reach(max_draft, 0.995)
         self._rows: dict[int, Reach] = {}
         self._asked: dict[int, int] = {}
@@ -80,7 +93,7 @@ class GoodputController:
     def plan(self, rows: Sequence[Row]) -> list[Plan]:
         if not self._max:
             return [PLAIN] * len(rows)
-        shared = self._all.chances(self._prior, 2.0)
+        shared = self._all.alone(self._prior, 2.0)
         return [self._one(row, shared, len(rows) - 1) for row in rows]
 
     def _one(self, row: Row, shared: Sequence[float], others: int) -> Plan:
