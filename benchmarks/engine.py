@@ -204,7 +204,7 @@ def main() -> None:
         "plain_against_bare_pass": plain_against_bare(target, 100 if few else 400),
         "context": contexts(target, 200 if few else 500),
         "memory": memory(target, 40 if few else 200),
-        "scripted": scripted(target, 300 if few else 1200),
+        "scripted": scripted(target, 200 if few else 700),
     }
     bare, script, context, ram = (
         figures["plain_against_bare_pass"], figures["scripted"], figures["context"], figures["memory"],

@@ -204,7 +204,7 @@ def test_controllers_that_learn_from_what_was_accepted(target, rule, name):
     def controller():
         if name == "window":
             return WindowController("custom", 2, 0, 1, window=1, warmup=1, high=0.6)
-        return GoodputController("custom", lambda nodes, context: 1.0 + 0.3 * nodes, max_draft=2, fade=0.5, retry=2)
+        return GoodputController("custom", lambda nodes, context: 1.0 + 0.3 * nodes, max_draft=2, retry=2)
 
     def once(noise):
         drafter = Custom(q_chain(DRAFTS[target.traits.vocab_size]))

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..errors import BadRequest
 from .completion import Codec, Completion, Prompt
-from .law import Laws, argmax
+from .law import Best, Laws
 from .noise import Noise
 from .params import SamplingParams
 from .parts import Assembler, Part
@@ -200,7 +200,6 @@ class Engine:
 
     def _settle(self, parts: Sequence[Part], logits: Tensor) -> list[Outcome]:
         """Verify and commit each part; ``logits`` [R, V] are those of the wanted trees, in order."""
-        best = argmax(logits) if any(p.row.params.temperature == 0 for p in parts) else []
         outcomes: list[Outcome] = []
         begin = 0
         for part in parts:
@@ -209,7 +208,7 @@ class Engine:
                 continue
             end = begin + len(part.tree)
             own = logits[begin:end]
-            verdict = self._verify(part, own, best[begin:end])
+            verdict = self._verify(part, own)
             kept = self._commit(part, verdict)
             # the last kept token stays pending; its KV, if any, is not committed
             lead = len(part.lead)
@@ -220,12 +219,12 @@ class Engine:
             begin = end
         return outcomes
 
-    def _verify(self, part: Part, logits: Tensor, best: list[int]) -> Verdict:
-        """Verdict for one row; ``logits`` [N, V] and their ``best`` tokens (given where a row is greedy)."""
+    def _verify(self, part: Part, logits: Tensor) -> Verdict:
+        """Verdict for one row; ``logits`` [N, V] of its tree. Only nodes that the verifier visits are looked at."""
         row = part.row
         rule = row.rule(part.tree.q is not None)
         if rule == "greedy":
-            return greedy(part.tree, best)
+            return greedy(part.tree, Best(logits))
         return verify(part.tree, Laws(logits, row.params), row.noise, rule, len(row.tokens), row.turn)
 
     def _commit(self, part: Part, verdict: Verdict) -> int:

@@ -45,8 +45,7 @@ class DraftTree:
         n = len(tokens)
         if n == 0:
             raise BadDraft("a chain needs its pending token; give [pending, drafted, …]")
-        sources = torch.full((n,), source, dtype=torch.int16)
-        sources[0] = PENDING
+        sources = torch.tensor([PENDING] + [source] * (n - 1), dtype=torch.int16)
         return DraftTree(torch.tensor(tokens, dtype=torch.int64), torch.arange(-1, n - 1), q, sources)
 
     def law_rows(self) -> dict[int, Tensor]:
@@ -170,8 +169,9 @@ class Forest:
         for b, tree in enumerate(trees):
             lead = list(before[b]) if before is not None else []
             shift = len(lead)
-            own = tree.parents.tolist()
-            row_parents = list(range(-1, shift - 1)) + [p + shift if p >= 0 else shift - 1 for p in own]
+            row_parents = tree.parents.tolist()
+            if shift:
+                row_parents = list(range(-1, shift - 1)) + [p + shift if p >= 0 else shift - 1 for p in row_parents]
             row_tokens = lead + tree.tokens.tolist()
             size = len(row_tokens)
             while len(row_tokens) < max(min_width, hold[b] if hold is not None else 0):
@@ -179,11 +179,11 @@ class Forest:
                 row_tokens.append(row_tokens[-1])
             tokens += row_tokens
             parents += row_parents
-            depth += depths(row_parents)
             begins.append(len(tokens))
             sizes.append(size)
             roots.append(shift if wanted is None or wanted[b] else size)
             linear.append(row_parents == list(range(-1, len(row_parents) - 1)))
+            depth += range(len(row_parents)) if linear[-1] else depths(row_parents)
         return Forest(
             torch.tensor(tokens, dtype=torch.int64),
             torch.tensor(parents, dtype=torch.int64),

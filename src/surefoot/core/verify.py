@@ -16,7 +16,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ..errors import BadDraft
-from .law import Laws
+from .law import Best, Laws
 from .noise import ACCEPT, RESIDUAL, TARGET, Noise
 from .protocols import Verdict
 from .tree import DraftTree
@@ -40,7 +40,7 @@ def walk(tree: DraftTree, choose: Callable[[int, int], int]) -> Verdict:
         node = child
 
 
-def greedy(tree: DraftTree, best: list[int]) -> Verdict:
+def greedy(tree: DraftTree, best: Best | list[int]) -> Verdict:
     """``best[i]``: argmax of the target's logits at node i."""
     return walk(tree, lambda node, depth: best[node])
 

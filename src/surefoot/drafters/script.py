@@ -49,24 +49,24 @@ class ScriptDrafter:
         return [self._one(row, plan) for row, plan in zip(rows, plans, strict=True)]
 
     def _one(self, row: Row, plan: Plan) -> DraftTree:
-        start = len(row.tokens) - row.n_prompt
-        truth = list(self._truth(row))[start : start + plan.depth]
+        at = len(row.tokens)
+        truth = self._truth(row)[at - row.n_prompt : at - row.n_prompt + plan.depth]
+        wrong = [(right + 1) % self._vocab for right in truth]
+        hits = [_uniform(self._seed, at + i) < self._accuracy for i in range(len(truth))]
+        drafted = [right if hit else miss for right, miss, hit in zip(truth, wrong, hits, strict=True)]
+        if not self._tree or plan.width < 2:
+            return DraftTree.chain([row.tokens[-1], *drafted[: plan.nodes]], source=self.source)
         tokens, parents, node = [row.tokens[-1]], [-1], 0
-        for i, right in enumerate(truth):
-            wrong = (right + 1) % self._vocab
-            hit = _uniform(self._seed, len(row.tokens) + i) < self._accuracy
-            siblings = [right if hit else wrong]
-            if self._tree and plan.width > 1:
-                siblings.insert(i % 2, wrong if hit else (right + 2) % self._vocab)
-            siblings = list(dict.fromkeys(siblings))
+        for i, token in enumerate(drafted):
+            other = wrong[i] if hits[i] else (truth[i] + 2) % self._vocab
+            siblings = [token] if other == token else [other, token] if i % 2 == 0 else [token, other]
             if len(tokens) + len(siblings) > plan.nodes + 1:
                 break
             first = len(tokens)
             tokens += siblings
             parents += [node] * len(siblings)
-            node = first + siblings.index(right if hit else wrong)
-        source = torch.full((len(tokens),), self.source, dtype=torch.int16)
-        source[0] = 0
+            node = first + siblings.index(token)
+        source = torch.tensor([0] + [self.source] * (len(tokens) - 1), dtype=torch.int16)
         return DraftTree(torch.tensor(tokens), torch.tensor(parents), None, source)
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None: ...
