@@ -229,11 +229,12 @@ class Engine:
 
     def _commit(self, part: Part, verdict: Verdict) -> int:
         """Commit a verdict to its row and count what was kept."""
-        row, tree = part.row, part.tree
-        tokens = [*(int(tree.tokens[i]) for i in verdict.path), verdict.token]
-        sources = [*(int(tree.source[i]) for i in verdict.path), PENDING]
-        kept = row.commit(tokens, sources)
-        row.stats.add_pass([self.names[s] for s in tree.source.tolist()[1:]], [self.names[s] for s in sources[:kept]])
+        row = part.row
+        tokens, sources = part.tree.tokens.tolist(), part.tree.source.tolist()
+        chosen = [*(tokens[i] for i in verdict.path), verdict.token]
+        origin = [*(sources[i] for i in verdict.path), PENDING]
+        kept = row.commit(chosen, origin)
+        row.stats.add_pass([self.names[s] for s in sources[1:]], [self.names[s] for s in origin[:kept]])
         return kept
 
     def _retire(self, rows: Sequence[Row]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ..errors import BadDraft
 from .protocols import PLAIN, Controller, Drafter, Plan, Slot, Traits
@@ -49,11 +49,18 @@ class Assembler:
         """Prefill chunks for rows with several pending tokens, trees for the others."""
         budget = self._chunk
         parts: list[Part] = []
+        ready = [row for row in rows if len(row.tokens) > row.n_prompt]
+        for row in ready:
+            row.turn += 1
+        drafts = self._drafts(ready, traits)
         for row in rows:
             slot = row.slot
             assert slot is not None  # running rows have one
             pending = row.tokens[slot.length :]
-            if len(pending) == 1:
+            if row.id in drafts:
+                tree, drafter, hold = drafts[row.id]
+                parts.append(Part(row, slot, [], tree, True, drafter, hold))
+            elif len(pending) == 1:
                 parts.append(Part(row, slot, [], DraftTree.chain(pending)))
             elif budget > 0:
                 now = pending[:budget]
@@ -63,29 +70,34 @@ class Assembler:
                 else:
                     parts.append(Part(row, slot, [], DraftTree.chain(now), wanted=False))
         for part in parts:
-            part.row.turn += part.wanted  # how prefill was cut up must not shift the random numbers
-        # the first token is never drafted: whether its pass has room for a draft depends on chunks and neighbours
-        ready = [i for i, p in enumerate(parts) if p.wanted and len(p.row.tokens) > p.row.n_prompt]
-        if self._controller is not None and ready:
-            plans = self._controller.plan([parts[i].row for i in ready])
-            for i, asked in zip(ready, plans, strict=True):
-                if asked.hold:
-                    parts[i] = replace(parts[i], hold=min(asked.hold, traits.max_nodes))
-            for name, drafter in self._drafters.items():
-                chosen = [
-                    (i, plan)
-                    for i, asked in zip(ready, plans, strict=True)
-                    if asked.drafter == name and (plan := _within(parts[i].row, asked, traits)).nodes > 0
-                ]
-                if chosen:
-                    trees = drafter.propose([parts[i].row for i, _ in chosen], [plan for _, plan in chosen])
-                    for (i, plan), tree in zip(chosen, trees, strict=True):
-                        parts[i] = replace(parts[i], tree=self._checked(parts[i].row, tree, plan, traits), drafter=name)
+            if part.wanted and len(part.row.tokens) == part.row.n_prompt:
+                part.row.turn += 1  # once: how prefill was cut up must not shift the random numbers
         return parts
+
+    def _drafts(self, ready: Sequence[Row], traits: Traits) -> dict[int, tuple[DraftTree, str | None, int]]:
+        """Tree, drafter and width to hold, by row id, of the rows for which something was planned.
+
+        The first token is never drafted: whether its pass has room for a draft depends on chunks and neighbours.
+        """
+        if self._controller is None or not ready:
+            return {}
+        found: dict[int, tuple[DraftTree, str | None, int]] = {}
+        asked: dict[str, list[tuple[Row, Plan]]] = {}
+        for row, plan in zip(ready, self._controller.plan(ready), strict=True):
+            hold = min(plan.hold, traits.max_nodes)
+            if plan.drafter is not None and plan.drafter in self._drafters and (within := _within(row, plan, traits)).nodes > 0:
+                asked.setdefault(plan.drafter, []).append((row, within))
+            elif hold:
+                found[row.id] = DraftTree.chain(row.tokens[-1:]), None, hold
+        for name, chosen in asked.items():
+            trees = self._drafters[name].propose([row for row, _ in chosen], [plan for _, plan in chosen])
+            for (row, plan), tree in zip(chosen, trees, strict=True):
+                found[row.id] = self._checked(row, tree, plan, traits), name, min(plan.hold, traits.max_nodes)
+        return found
 
     def _checked(self, row: Row, tree: DraftTree, plan: Plan, traits: Traits) -> DraftTree:
         tree.check(traits.vocab_size, traits.max_nodes)
-        if int(tree.tokens[0]) != row.tokens[-1]:
+        if tree.tokens[0].item() != row.tokens[-1]:
             raise BadDraft("node 0 of a draft must be the row's last token; build the tree on row.tokens[-1]")
         if len(tree) > plan.nodes + 1:
             raise BadDraft(f"the draft has {len(tree) - 1} nodes but the plan allows {plan.nodes}; keep to plan.nodes")
@@ -102,4 +114,4 @@ def _within(row: Row, plan: Plan, traits: Traits) -> Plan:
     nodes = min(plan.nodes, traits.max_nodes - 1, depth if plan.width == 1 or not traits.tree else plan.nodes)
     if depth < 1 or nodes < 1:
         return PLAIN
-    return replace(plan, depth=depth, nodes=nodes, width=plan.width if traits.tree else 1)
+    return Plan(plan.drafter, depth, plan.width if traits.tree else 1, nodes, plan.floor, plan.hold)
