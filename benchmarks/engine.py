@@ -112,6 +112,7 @@ def scripted(target: Target, count: int) -> list[dict[str, float]]:
             expected = 1 + sum(accuracy**i for i in range(1, k + 1))
             realised = emitted / len(steps)
             step, v = statistics.median(steps), statistics.median(bare)
+            paired = statistics.median(b / s for s, b in zip(steps, bare, strict=True))
             found.append(
                 {
                     "accuracy": accuracy,
@@ -120,8 +121,8 @@ def scripted(target: Target, count: int) -> list[dict[str, float]]:
                     "measured_tokens_a_pass": realised,
                     "bare_pass_ms": 1e3 * v,
                     "step_ms": 1e3 * step,
-                    "of_prediction_at_realised_reach": v / step,
-                    "of_prediction": (realised / step) / (expected / v),
+                    "of_prediction_at_realised_reach": paired,
+                    "of_prediction": paired * realised / expected,
                     "identical": same,
                 }
             )
@@ -204,7 +205,7 @@ def main() -> None:
         "plain_against_bare_pass": plain_against_bare(target, 100 if few else 400),
         "context": contexts(target, 200 if few else 500),
         "memory": memory(target, 40 if few else 200),
-        "scripted": scripted(target, 200 if few else 700),
+        "scripted": scripted(target, 200 if few else 900),
     }
     bare, script, context, ram = (
         figures["plain_against_bare_pass"], figures["scripted"], figures["context"], figures["memory"],

@@ -162,7 +162,7 @@ def test_comes_back_when_drafts_turn_right():
 
 def test_padding_is_free_so_it_is_filled():
     controller = GoodputController("script", lambda n, c: 1.0 + 10.0 * max(0, n - 4), max_draft=8, min_width=4)
-    assert settle(controller, row(), lambda depth: 0)[-1] == 3
+    assert settle(controller, row(), lambda depth: 1)[-1] == 3
 
 
 def test_cost_of_drafting_itself_is_learned():

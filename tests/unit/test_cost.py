@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from surefoot.backends.table import TableModel
-from surefoot.core.cost import CostModel, measure
+from surefoot.core.cost import CostModel, measure, rising
 from surefoot.core.protocols import Scores
 from surefoot.errors import BadRequest
 
@@ -103,3 +103,10 @@ def test_survives_storage():
 def test_broken_storage_is_refused(data):
     with pytest.raises(BadRequest, match="measure"):
         CostModel.from_dict(data)
+
+
+def test_a_curve_that_falls_is_pooled():
+    assert rising([1.0, 2.0, 3.0]) == [1.0, 2.0, 3.0]
+    assert rising([3.0, 1.0, 5.0]) == [2.0, 2.0, 5.0]
+    assert rising([1.0, 4.0, 3.0, 2.0]) == [1.0, 3.0, 3.0, 3.0]
+    assert rising([]) == []

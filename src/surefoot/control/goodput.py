@@ -18,6 +18,9 @@ from ..core.request import Row
 from ..core.tree import DraftTree
 from ..errors import BadRequest
 
+_MARGIN = 0.004
+"""A longer draft must promise this much more: less is within the error of the cost curve."""
+
 
 class Reach:
     """Chance of acceptance by depth, from fading evidence."""
@@ -109,7 +112,7 @@ class GoodputController:
             size = max(k + 1, self._min_width)
             moving = self._move if now is not None and size != max(now + 1, self._min_width) else 0.0
             worth = tokens / (self._cost(size + beside, row.cached) + moving + self._draft_seconds * k)
-            if worth > rate * (1.0 + 1e-9):
+            if worth > rate * (1.0 + _MARGIN):
                 best, rate = k, worth
         self._asked[row.id] = best
         if best == 0:

@@ -24,7 +24,7 @@ _BURST = 6
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """``seconds[i]``: median time of one row's pass over ``widths[i]`` tokens at ``context`` cached tokens.
+    """``seconds[i]``: typical time of one row's pass over ``widths[i]`` tokens at ``context`` cached tokens.
 
     ``per_context``: seconds that each further cached token adds to a pass. ``change``: seconds that a pass of another
     width than the one before it takes longer. Piecewise linear, continued by the last slope.
@@ -85,7 +85,7 @@ def measure(
     repeats: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostModel:
-    """Time passes of each width (never under ``min_width``), in rising bursts; medians. Also at ``far`` for the slope.
+    """Time passes of each width (never under ``min_width``), in rising bursts. Also at ``far`` for the slope.
 
     The first pass of a burst tells what changing the width costs, the others what the width costs.
     """
@@ -102,13 +102,24 @@ def measure(
         w = usable[min(2, len(usable) - 1)]
         slope = max(0.0, (_times(target, [w], far, repeats, clock)[0][w] - same[w]) / (far - context))
     change = max(0.0, statistics.median(both)) if both else 0.0
-    return CostModel(tuple(usable), tuple(same[w] for w in usable), context, slope, change)
+    return CostModel(tuple(usable), tuple(rising([same[w] for w in usable])), context, slope, change)
+
+
+def rising(values: Sequence[float]) -> list[float]:
+    """The nearest sequence that never falls (least squares, pooling neighbours that do): a wider pass is no quicker."""
+    pools: list[tuple[float, int]] = []
+    for value in values:
+        pools.append((value, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (b, m), (a, n) = pools.pop(), pools.pop()
+            pools.append(((a * n + b * m) / (n + m), n + m))
+    return [mean for mean, n in pools for _ in range(n)]
 
 
 def _times(
     target: TargetModel, widths: Sequence[int], context: int, repeats: int, clock: Callable[[], float]
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Median seconds by computed width: passes like the one before, and passes of another width than the one before."""
+    """Typical seconds by computed width: passes like the one before, and passes of another width than the one before."""
     rng = random.Random(0)
     vocab = target.traits.vocab_size
 
@@ -131,13 +142,14 @@ def _times(
                     if turn:  # the first round warms the kernels up
                         (same if work == last else fresh).setdefault(work, []).append(clock() - start)
                     last = work
-        return _medians(same), _medians(fresh)
+        return _typical(same), _typical(fresh)
     finally:
         target.close([slot])
 
 
-def _medians(times: dict[int, list[float]]) -> dict[int, float]:
-    return {w: max(statistics.median(t), 1e-9) for w, t in times.items()}
+def _typical(times: dict[int, list[float]]) -> dict[int, float]:
+    """Lower quartiles: what else runs on the machine only ever adds."""
+    return {w: max(sorted(t)[len(t) // 4], 1e-9) for w, t in times.items()}
 
 
 def _pass(target: TargetModel, slot: Slot, tokens: Sequence[int], wanted: bool, keep: bool) -> int:
