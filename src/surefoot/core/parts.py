@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..errors import BadDraft
+from ..errors import BadDraft, BadRequest
 from .protocols import PLAIN, Controller, Drafter, Plan, Slot, Traits
 from .request import Row
 from .tree import DraftTree, depths
@@ -82,17 +82,19 @@ class Assembler:
         if self._controller is None or not ready:
             return {}
         found: dict[int, tuple[DraftTree, str | None, int]] = {}
-        asked: dict[str, list[tuple[Row, Plan]]] = {}
+        asked: dict[str, list[tuple[Row, Plan, int]]] = {}
         for row, plan in zip(ready, self._controller.plan(ready), strict=True):
-            hold = min(plan.hold, traits.max_nodes)
-            if plan.drafter is not None and plan.drafter in self._drafters and (within := _within(row, plan, traits)).nodes > 0:
-                asked.setdefault(plan.drafter, []).append((row, within))
+            hold = min(plan.hold, traits.max_nodes, traits.max_context - row.cached)
+            if plan.drafter is not None and plan.drafter not in self._drafters:
+                raise BadRequest(f"the controller plans drafter {plan.drafter!r}; the engine has {list(self._drafters)}")
+            if plan.drafter is not None and (within := _within(row, plan, traits)).nodes > 0:
+                asked.setdefault(plan.drafter, []).append((row, within, hold))
             elif hold:
                 found[row.id] = DraftTree.chain(row.tokens[-1:]), None, hold
         for name, chosen in asked.items():
-            trees = self._drafters[name].propose([row for row, _ in chosen], [plan for _, plan in chosen])
-            for (row, plan), tree in zip(chosen, trees, strict=True):
-                found[row.id] = self._checked(row, tree, plan, traits), name, min(plan.hold, traits.max_nodes)
+            trees = self._drafters[name].propose([row for row, _, _ in chosen], [plan for _, plan, _ in chosen])
+            for (row, plan, hold), tree in zip(chosen, trees, strict=True):
+                found[row.id] = self._checked(row, tree, plan, traits), name, hold
         return found
 
     def _checked(self, row: Row, tree: DraftTree, plan: Plan, traits: Traits) -> DraftTree:
