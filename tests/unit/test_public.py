@@ -7,10 +7,22 @@ import sys
 
 import surefoot
 
-NAMES = """
-BackendError BadDraft BadRequest Completion Engine ModelNotFound Piece SamplingParams
-SurefootError Unsupported Usage VocabMismatch __version__ load
-""".split()
+NAMES = [
+    "BackendError",
+    "BadDraft",
+    "BadRequest",
+    "Completion",
+    "Engine",
+    "ModelNotFound",
+    "Piece",
+    "SamplingParams",
+    "SurefootError",
+    "Unsupported",
+    "Usage",
+    "VocabMismatch",
+    "__version__",
+    "load",
+]
 
 
 def test_public_names() -> None:
