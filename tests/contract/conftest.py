@@ -80,7 +80,7 @@ def _torch(config_class: str, **changes) -> Callable[[Path], Backend]:
         target = TorchModel(model, max_rows=24)
         target.adopt(target.probe())
         draft = TorchModel(nudged(model), max_rows=24)
-        return Backend("torch", target, draft, lambda t: len(t._slots), (1, 3, 8))
+        return Backend("torch", target, draft, lambda t: len(t._slots), (1, 2, 3, 5, 8, 16))
 
     return make
 
@@ -95,7 +95,7 @@ def _openvino(config_class: str, trees: str, **changes) -> Callable[[Path], Back
             for name, each in (("target", model), ("draft", nudged(model)))
         )
         target.adopt(target.probe())
-        return Backend("openvino", target, draft, lambda t: t.pool.blocks - t.pool.free, (1, 3, 8))
+        return Backend("openvino", target, draft, lambda t: t.pool.blocks - t.pool.free, (1, 2, 3, 5, 8, 16))
 
     return make
 

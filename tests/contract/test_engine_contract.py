@@ -87,12 +87,7 @@ def backend(request, backends: Callable[[str], Backend]) -> Backend:
 
 
 def grid() -> list:
-    return [
-        pytest.param(name, kind, k, id=f"{name}-{kind}-{k}")
-        for name in FACTORIES
-        for kind in DRAFTERS
-        for k in (LENGTHS if name.startswith("table") else (1, 3, 8))
-    ]
+    return [pytest.param(name, kind, k, id=f"{name}-{kind}-{k}") for name in FACTORIES for kind in DRAFTERS for k in LENGTHS]
 
 
 @pytest.mark.parametrize("backend, kind, k", grid(), indirect=["backend"])

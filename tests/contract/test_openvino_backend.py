@@ -7,13 +7,12 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import openvino as ov
 import pytest
 import torch
 import transformers
 
 from surefoot.backends.openvino import OpenVINOModel, from_gguf, from_transformers
-from surefoot.backends.openvino.hardware import native_bf16
+from surefoot.backends.openvino.hardware import native_bf16, shared_core
 from surefoot.core.protocols import InvarianceReport, Need, TargetModel
 from surefoot.core.tree import DraftTree, Forest
 from surefoot.errors import BackendError, BadRequest, ModelNotFound, Unsupported
@@ -21,7 +20,7 @@ from surefoot.errors import BackendError, BadRequest, ModelNotFound, Unsupported
 V = 300
 NOTHING = Need()
 KINDS = ("llama", "qwen3", "gpt2", "neox")
-PRECISIONS = ("bf16", "f32") if native_bf16(ov.Core()) else ("f32",)
+PRECISIONS = ("bf16", "f32") if native_bf16(shared_core()) else ("f32",)
 
 
 def tiny(kind: str):

@@ -15,6 +15,7 @@ import torch
 
 from surefoot.backends.openvino import convert, fuse, gguf_facts, publish, structure
 from surefoot.backends.openvino.branches import keep, lay_out, paths, work
+from surefoot.backends.openvino.hardware import shared_core
 from surefoot.backends.openvino.passes import arrays
 from surefoot.backends.openvino.pool import BlockPool
 from surefoot.backends.openvino.steady import Steady
@@ -40,7 +41,11 @@ def test_fusion_keeps_the_products(rng, packed):
     sizes = (6, 2, 4)
     model = ov.Model([op.result(op.matmul(x, weight(rng, n, 8, packed=packed), False, True)) for n in sizes], [x])
     value = rng.standard_normal((3, 8)).astype(np.float32)
-    run = lambda m: [a.copy() for a in ov.Core().compile_model(m, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(value).values()]  # noqa: E731
+
+    def run(m: ov.Model) -> list[np.ndarray]:
+        compiled = shared_core().compile_model(m, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+        return [a.copy() for a in compiled(value).values()]
+
     before = run(model)
     assert fuse.fuse(model) == 1
     assert sum(n.get_type_name() == "MatMul" for n in model.get_ops()) == 1

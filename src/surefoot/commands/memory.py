@@ -66,11 +66,9 @@ def plan(path: Path, can: Capabilities, backend: str, precision: str, kv_tokens:
 def _numbers(backend: str, precision: str) -> str:
     if backend == "torch":
         return "float32" if precision == "auto" else precision
-    import openvino
+    from ..backends.openvino.hardware import resolve, shared_core
 
-    from ..backends.openvino.hardware import resolve
-
-    return resolve(openvino.Core(), precision)
+    return resolve(shared_core(), precision)
 
 
 def kv_values(path: Path, can: Capabilities) -> int | None:

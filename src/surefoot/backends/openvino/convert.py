@@ -119,9 +119,9 @@ def _import(gguf: Path, link: Path, architecture: str) -> None:
 
 def _check(folder: Path) -> None:
     """A folder that cannot be loaded is not worth keeping."""
-    import openvino as ov
+    from .hardware import shared_core
 
-    load(ov.Core(), folder)
+    load(shared_core(), folder)
 
 
 def _write_facts(folder: Path, **facts: Any) -> None:

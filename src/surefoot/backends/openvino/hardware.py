@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,16 @@ import openvino as ov
 from ...errors import BadRequest
 
 PRECISIONS = ("auto", "bf16", "f32", "fast")
+
+
+@cache
+def shared_core() -> ov.Core:
+    """The one core of the process, never destroyed.
+
+    Its CPU plugin replaces the alternate stack that signal handlers run on; when the last core goes, that stack is freed
+    while it is still set, and the next Ctrl-C is a segmentation fault.
+    """
+    return ov.Core()
 
 
 def native_bf16(core: ov.Core) -> bool:

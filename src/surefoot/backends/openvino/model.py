@@ -13,7 +13,6 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-import openvino as ov
 import torch
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from . import branches, graph
 from .branches import Lines
 from .caches import make_pool
 from .cut import HIDDEN, split
-from .hardware import compile_options, resolve
+from .hardware import compile_options, resolve, shared_core
 from .passes import arrays
 from .pool import BlockPool
 from .pool import Slot as Row
@@ -67,7 +66,7 @@ class OpenVINOModel:
                 raise BadRequest(f"{what} must be at least 1, not {number}")
         if trees not in TREES:
             raise BadRequest(f"unknown trees {trees!r}; choose one of {', '.join(TREES)}")
-        core = ov.Core()
+        core = shared_core()
         self.precision = resolve(core, precision)
         self.trees = trees if trees != "auto" else "mask" if self.precision == "fast" else "chains"
         facts = graph.facts(Path(folder))
