@@ -57,8 +57,9 @@ format: $(STAMP) ## apply the formatter and the safe fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-bench: $(STAMP) ## measure the engine against the bare pass; results go to benchmarks/results
+bench: $(STAMP) ## measure engine and drafters; results go to benchmarks/results
 	@$(BIN)/python benchmarks/engine.py $(ARGS)
+	@$(BIN)/python benchmarks/speed.py $(ARGS)
 
 clean: ## remove caches and build products; keeps .venv and downloaded models
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -9,7 +9,8 @@ reported as ``q``; under ``coupled`` the draft draws with the target's own noise
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -38,6 +39,8 @@ class ModelDrafter:
         self._vocab = vocab_size
         self._chunk = min(chunk, draft.traits.max_nodes)
         self._slots: dict[int, Slot] = {}
+        self._without: set[int] = set()
+        """Rows that the draft's cache had no room for."""
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         trees = {row.id: DraftTree.chain(row.tokens[-1:]) for row in rows}
@@ -47,12 +50,20 @@ class ModelDrafter:
         try:
             logits = self._catch_up([r for r, _ in live])
             self._draft(live, logits, trees)
-        except BackendError:
-            # the draft's cache is full: go on without drafts rather than fail the request
-            self.forget(rows)
+        except BackendError as error:
+            # the draft's cache is full: these rows go on without drafts rather than fail
+            self._close(row for row, _ in live)
+            self._without.update(row.id for row, _ in live)
+            warnings.warn(f"the draft model stops drafting for {len(live)} requests: {error}", RuntimeWarning, stacklevel=2)
         return [trees[row.id] for row in rows]
 
     def _fits(self, row: Row, plan: Plan) -> bool:
+        if row.id in self._without:
+            return False
+        slot, known = self._slots.get(row.id), self.draft.traits.vocab_size
+        if known < self._vocab and max(row.tokens[slot.length if slot is not None else 0 :]) >= known:
+            self._without.add(row.id)  # a token that the draft cannot read
+            return False
         return len(row.tokens) + min(plan.depth, plan.nodes) + self.draft.traits.min_width <= self.draft.traits.max_context
 
     def _catch_up(self, rows: Sequence[Row]) -> Tensor:
@@ -133,4 +144,8 @@ class ModelDrafter:
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None: ...
 
     def forget(self, rows: Sequence[Row]) -> None:
+        self._close(rows)
+        self._without.difference_update(row.id for row in rows)
+
+    def _close(self, rows: Iterable[Row]) -> None:
         self.draft.close([self._slots.pop(row.id) for row in rows if row.id in self._slots])
