@@ -20,6 +20,8 @@ from surefoot.loader import Target, open_target
 PROMPTS = Path(__file__).parents[2] / "benchmarks" / "prompts.jsonl"
 LENGTH = 128
 
+pytestmark = pytest.mark.timeout(1800)  # half a minute a test here; a processor without AVX-512 takes a lot longer
+
 
 @pytest.fixture(scope="module")
 def target() -> Target:
