@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -468,3 +470,26 @@ def test_bad_options_are_refused(made):
     with pytest.raises(Unsupported, match=r"0\.\.3"):
         OpenVINOModel(folder, taps=(9,))
     assert json.loads((folder / "surefoot.json").read_text())["max_context"] == 512
+
+
+def test_an_interrupt_after_models_went_is_harmless(made):
+    """Each OpenVINO core brings a stack for signal handlers; overlapping ones would leave an unmapped one behind."""
+    code = f"""
+import faulthandler, gc, os, signal, time
+from pathlib import Path
+faulthandler.enable()  # sets an alternate stack, as a debugger or a test runner does
+from surefoot.backends.openvino import OpenVINOModel
+first = OpenVINOModel(Path({str(made.folder("llama"))!r}), precision="f32")
+second = OpenVINOModel(Path({str(made.folder("llama"))!r}), precision="f32")
+del first
+gc.collect()
+del second
+gc.collect()
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(5)
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "interrupted"), done.stderr

@@ -17,8 +17,9 @@ PRECISIONS = ("auto", "bf16", "f32", "fast")
 def shared_core() -> ov.Core:
     """The one core of the process, never destroyed.
 
-    Its CPU plugin replaces the alternate stack that signal handlers run on; when the last core goes, that stack is freed
-    while it is still set, and the next Ctrl-C is a segmentation fault.
+    A core's CPU plugin replaces the alternate stack that signal handlers run on, and puts back the one before when it
+    goes. Of two cores whose lives overlap, the older going first, the second puts back a stack that is no longer mapped:
+    the next Ctrl-C is a segmentation fault.
     """
     return ov.Core()
 
