@@ -4,7 +4,8 @@
 2. a scripted drafter of known acceptance against (1 + sum of reach) / V(k + 1), V from bare passes in alternating steps
    (wanted: >= 0.95)
 3. 500 plain tokens after a prompt of 2,000 against 500 after one of 200, in alternating steps (wanted: <= 1.5)
-4. memory over 200 requests after a warm-up (wanted: flat)
+4. the default controller under drafts that are always wrong against plain decoding, alternating runs (wanted: about 1)
+5. memory over 200 requests after a warm-up (wanted: flat)
 
     python benchmarks/engine.py [--model REF] [--quick]
 """
@@ -27,7 +28,7 @@ from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Need
 from surefoot.core.tree import DraftTree, Forest
 from surefoot.drafters.script import ScriptDrafter
-from surefoot.loader import open_target
+from surefoot.loader import assemble, open_target
 from surefoot.models import DEFAULT
 
 Target = Any
@@ -159,6 +160,30 @@ def contexts(target: Target, count: int) -> dict[str, float]:
     }
 
 
+def always_wrong(loaded: Any, count: int, runs: int = 6) -> dict[str, Any]:
+    """Decode speed of the default controller over plain, where every drafted token is wrong; fresh engines each time."""
+    target = loaded.model
+    ratios = []
+    for i in range(runs + 1):
+        prompt = tokens(200, 100 + i, target.traits.vocab_size)
+        plain = Engine(target, reuse=False)
+        first = plain.add(prompt, endless(count))
+        while not first.done:
+            plain.step()
+        truth = first.output
+        wrong = ScriptDrafter(lambda _, t=truth: t, target.traits.vocab_size, accuracy=0.0)
+        drafting = assemble(loaded, wrong)
+        second = drafting.add(prompt, endless(count))
+        while not second.done:
+            drafting.step()
+        plain.close()
+        drafting.close()
+        if i:  # the first run warms up
+            ratios.append(first.stats.decode_seconds / second.stats.decode_seconds)
+        assert second.output == truth
+    return {"tokens_each": count, "ratios": [round(r, 3) for r in ratios], "median": statistics.median(ratios)}
+
+
 def resident_mb() -> float:
     for line in Path("/proc/self/status").read_text("ascii").splitlines():
         if line.startswith("VmRSS:"):
@@ -204,6 +229,7 @@ def main() -> None:
         "pass_ms": {str(w): round(1e3 * s, 2) for w, s in zip(curve.widths, curve.seconds, strict=True)},
         "plain_against_bare_pass": plain_against_bare(target, 100 if few else 400),
         "context": contexts(target, 200 if few else 500),
+        "always_wrong_over_plain": always_wrong(loaded, 100 if few else 300),
         "memory": memory(target, 40 if few else 200),
         "scripted": scripted(target, 200 if few else 900),
     }
@@ -214,6 +240,7 @@ def main() -> None:
     print(f"pass ms by width: {figures['pass_ms']}")
     print(f"plain step / bare pass: {bare['ratio']:.3f} ({bare['step_ms']:.2f} / {bare['bare_pass_ms']:.2f} ms)")
     print(f"{context['tokens_each']} tokens after {context['far_prompt']} / {context['near_prompt']}: {context['ratio']:.3f}")
+    print(f"always wrong drafts / plain: {figures['always_wrong_over_plain']}")
     print(f"memory over {ram['requests']} requests: {ram['first_mb']:.0f} -> {ram['last_mb']:.0f} MB")
     for s in script:
         print(

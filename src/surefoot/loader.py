@@ -70,8 +70,11 @@ def load(
 
     Raises :class:`~surefoot.errors.SurefootError` subclasses that name the fix.
     """
-    _parse(drafter, draft_model is not None, num_speculative_tokens)  # a wrong name is told before anything is loaded
+    # what is wrong is told, and what is off is known, before anything is loaded
+    _, _, length = _parse(drafter, draft_model is not None, controller, num_speculative_tokens)
     target = open_target(model, backend, precision=precision, kv_tokens=kv_tokens, progress=progress)
+    if length == 0 and draft_model is not None:  # off is off: the draft model is not loaded
+        return assemble(target, "none", max_rows=max_rows)
     draft = None if draft_model is None else open_target(draft_model, backend, precision=precision, progress=progress)
     return assemble(target, drafter, draft, controller, num_speculative_tokens, max_rows)
 
@@ -87,7 +90,7 @@ def assemble(
     """An engine on a loaded target, which several may share; ``draft``: the loaded draft model. Options as in :func:`load`."""
     from .core.engine import Engine
 
-    name, options, length = _parse(drafter, draft is not None, num_speculative_tokens)
+    name, options, length = _parse(drafter, draft is not None, controller, num_speculative_tokens)
     made: Drafter | None
     if drafter is None or name == "none":
         made = None
@@ -104,7 +107,9 @@ def assemble(
     )
 
 
-def _parse(drafter: str | Drafter | None, draft: bool, given: int | None) -> tuple[str, dict[str, Any], int | None]:
+def _parse(
+    drafter: str | Drafter | None, draft: bool, controller: str | Controller, given: int | None
+) -> tuple[str, dict[str, Any], int | None]:
     """Name, options and draft length; ``draft``: whether there is a draft model."""
     name, options = _spec(drafter) if isinstance(drafter, str) else ("custom", {})
     if draft and name == "auto":
@@ -112,8 +117,12 @@ def _parse(drafter: str | Drafter | None, draft: bool, given: int | None) -> tup
     if (name == "model") != draft:
         raise BadRequest("drafter 'model' and draft_model belong together; give both or neither")
     length = _length(options, given)
-    if (drafter is None or name == "none") and (length or options):
-        raise BadRequest("drafter 'none' is plain decoding and takes no options; leave the draft length out")
+    if isinstance(controller, str) and controller not in ("auto", *CONTROLLERS):
+        raise BadRequest(f"unknown controller {controller!r}; {_known(controller, ['auto', *CONTROLLERS])}")
+    if (drafter is None or name == "none") and (length or options or controller != "auto"):
+        raise BadRequest("drafter 'none' is plain decoding; leave out its options, the draft length and the controller")
+    if length is not None and not isinstance(controller, str):
+        raise BadRequest("a controller of your own decides the draft length; leave num_speculative_tokens out")
     return name, options, length
 
 
@@ -224,8 +233,7 @@ def _controller(controller: str | Controller, drafter: Drafter, length: int | No
     if not isinstance(controller, str):
         return controller
     traits = target.model.traits
-    most = traits.max_nodes - 1
-    if length is not None and length > most:
+    if length is not None and length > (most := traits.max_nodes - 1):
         raise BadRequest(f"num_speculative_tokens={length} is more than the backend takes in a pass ({most}); lower it")
     made: Controller
     if controller in ("auto", "goodput"):
@@ -239,11 +247,9 @@ def _controller(controller: str | Controller, drafter: Drafter, length: int | No
         )
     elif controller == "fixed":
         made = _import(CONTROLLERS[controller])(drafter.name, 4 if length is None else length)
-    elif controller == "window":
-        high = 8 if length is None else length
-        made = _import(CONTROLLERS[controller])(drafter.name, high, min(2, high), min(4, high))
     else:
-        raise BadRequest(f"unknown controller {controller!r}; {_known(controller, ['auto', *CONTROLLERS])}")
+        high = 8 if length is None else length
+        made = _import(CONTROLLERS["window"])(drafter.name, high, min(2, high), min(4, high))
     return made
 
 

@@ -111,7 +111,7 @@ def test_generate_json(toy: SimpleNamespace, capsys: pytest.CaptureFixture[str])
     assert found["usage"]["completion_tokens"] == 60 == len(found["token_ids"])
     assert found["usage"]["prompt_tokens"] == len(toy.codec.chat([{"role": "user", "content": "hello"}]))
     assert found["stats"]["draft_tokens"] > 0
-    main([*words, "--drafter", "none", "--temperature", "0.5", "--seed", "7"])
+    main(["generate", "hello", "--max-tokens", "60", "--json", "--drafter", "none", "--temperature", "0.5", "--seed", "7"])
     again = json.loads(capsys.readouterr().out)
     assert again["token_ids"] == found["token_ids"]
     main(words)

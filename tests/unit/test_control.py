@@ -261,3 +261,18 @@ def test_goodput_in_the_engine_stops_drafting_what_is_always_wrong():
     assert done.stats.draft_tokens < 60
     right = Engine(target, [ScriptDrafter(lambda r: said, 40)], GoodputController("script", linear(0.1), max_draft=8))
     assert right.generate([0], max_tokens=300).stats.mean_acceptance_length > 7
+
+
+def test_padding_is_not_filled_beyond_the_longest_draft_asked_for():
+    controller = GoodputController("script", linear(0.0), max_draft=1, min_width=4)
+    assert controller.plan([row()])[0].nodes == 1
+
+
+def test_a_draft_cut_by_the_budget_is_no_miss():
+    controller = GoodputController("script", linear(0.0), max_draft=4)
+    r = row()
+    asked = controller.plan([r])[0].depth
+    before = controller._all.alone(0.6, 2.0)
+    r.finish_reason = "length"
+    teach(controller, r, 1, asked)
+    assert controller._all.alone(0.6, 2.0) == before

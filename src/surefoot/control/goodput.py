@@ -121,13 +121,14 @@ class GoodputController:
             if waited % self._retry:
                 return PLAIN
             self._asked[row.id] = best = 1
-        nodes = max(best, self._min_width - 1)
+        nodes = min(max(best, self._min_width - 1), self._max)
         return Plan(self._drafter, nodes, self._width, nodes, hold=nodes + 1 if self._move else 0)
 
     def learn(self, rows: Sequence[Row], trees: Sequence[DraftTree], verdicts: Sequence[Verdict], costs: Costs) -> None:
         for row, verdict in zip(rows, verdicts, strict=True):
             asked = self._asked.get(row.id, 0)
-            if asked:
+            # the last draft of a row may have been cut by its budget, which is no miss
+            if asked and not row.done:
                 for reach in (self._all, self._rows.setdefault(row.id, Reach(self._max, 0.98))):
                     reach.update(len(verdict.path), max(asked, self._min_width - 1))
         drafted = max((len(tree) - 1 for tree in trees), default=0)

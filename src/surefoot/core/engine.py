@@ -67,7 +67,7 @@ class Engine:
         self.controller = controller
         self.codec = codec
         self.clock = clock
-        self._assembler = Assembler(target.traits, self.drafters, controller, chunk)
+        self._assembler = Assembler(target.traits, self.drafters, controller, chunk, clock)
         self._need = Need(tuple(sorted({layer for d in drafters for layer in d.needs.hidden})))
         self._pool = Pool(target, max_rows, target.traits.exact if reuse is None else reuse)
         self._next_id = 0
@@ -167,7 +167,7 @@ class Engine:
         rows = self._pool.admit()
         if not rows:
             return []
-        parts = self._assembler.assemble(rows, self.target.traits)
+        parts, drafting = self._assembler.assemble(rows, self.target.traits)
         slots = [p.slot for p in parts]
         forest = Forest.pack(
             [p.tree for p in parts],
@@ -187,7 +187,7 @@ class Engine:
         seconds = self.clock() - start
         prefill = sum(p.prefill for p in parts)
         work = scores.work or forest.nodes
-        costs = Costs(before - start, after - before, seconds - (after - start), work, prefill, context)
+        costs = Costs(drafting, after - before, seconds - drafting - (after - before), work, prefill, context)
         for part, outcome in zip(parts, outcomes, strict=True):
             part.row.stats.add_time(costs, prefill=part.prefill > 0)
             if outcome.trace is not None:

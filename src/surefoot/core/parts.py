@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..errors import BadDraft, BadRequest
@@ -39,20 +39,22 @@ class Assembler:
         drafters: Mapping[str, Drafter],
         controller: Controller | None,
         chunk: int,
+        clock: Callable[[], float],
     ) -> None:
+        self._clock = clock
         self._drafters = drafters
         self._controller = controller
         self._chunk = max(1, min(chunk, traits.max_nodes))
         self._sources = {0, *(d.source for d in drafters.values())}
 
-    def assemble(self, rows: Sequence[Row], traits: Traits) -> list[Part]:
-        """Prefill chunks for rows with several pending tokens, trees for the others."""
+    def assemble(self, rows: Sequence[Row], traits: Traits) -> tuple[list[Part], float]:
+        """Prefill chunks for rows with several pending tokens, trees for the others; and the seconds that drafting took."""
         budget = self._chunk
         parts: list[Part] = []
         ready = [row for row in rows if len(row.tokens) > row.n_prompt]
         for row in ready:
             row.turn += 1
-        drafts = self._drafts(ready, traits)
+        drafts, seconds = self._drafts(ready, traits)
         for row in rows:
             slot = row.slot
             assert slot is not None  # running rows have one
@@ -72,15 +74,15 @@ class Assembler:
         for part in parts:
             if part.wanted and len(part.row.tokens) == part.row.n_prompt:
                 part.row.turn += 1  # once: how prefill was cut up must not shift the random numbers
-        return parts
+        return parts, seconds
 
-    def _drafts(self, ready: Sequence[Row], traits: Traits) -> dict[int, tuple[DraftTree, str | None, int]]:
-        """Tree, drafter and width to hold, by row id, of the rows for which something was planned.
+    def _drafts(self, ready: Sequence[Row], traits: Traits) -> tuple[dict[int, tuple[DraftTree, str | None, int]], float]:
+        """Tree, drafter and width to hold, by row id, of the rows for which something was planned; seconds of drafting.
 
         The first token is never drafted: whether its pass has room for a draft depends on chunks and neighbours.
         """
         if self._controller is None or not ready:
-            return {}
+            return {}, 0.0
         found: dict[int, tuple[DraftTree, str | None, int]] = {}
         asked: dict[str, list[tuple[Row, Plan, int]]] = {}
         for row, plan in zip(ready, self._controller.plan(ready), strict=True):
@@ -91,11 +93,14 @@ class Assembler:
                 asked.setdefault(plan.drafter, []).append((row, within, hold))
             elif hold:
                 found[row.id] = DraftTree.chain(row.tokens[-1:]), None, hold
+        seconds = 0.0
         for name, chosen in asked.items():
+            start = self._clock()
             trees = self._drafters[name].propose([row for row, _, _ in chosen], [plan for _, plan, _ in chosen])
+            seconds += self._clock() - start
             for (row, plan, hold), tree in zip(chosen, trees, strict=True):
                 found[row.id] = self._checked(row, tree, plan, traits), name, hold
-        return found
+        return found, seconds
 
     def _checked(self, row: Row, tree: DraftTree, plan: Plan, traits: Traits) -> DraftTree:
         tree.check(traits.vocab_size, traits.max_nodes)
