@@ -43,6 +43,17 @@ class ToyCodec:
     def __init__(self, pieces: Sequence[str | bytes], eos: Sequence[int] = ()) -> None:
         self.pieces = [p.encode() if isinstance(p, str) else p for p in pieces]
         self.eos_ids = tuple(eos)
+        self.vocab_size = len(self.pieces)
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """The longest piece first."""
+        rest, out = text.encode(), []
+        while rest:
+            fitting = [i for i, piece in enumerate(self.pieces) if piece and rest.startswith(piece)]
+            best = max(fitting, key=lambda i: len(self.pieces[i]))
+            out.append(best)
+            rest = rest[len(self.pieces[best]) :]
+        return out
 
     def prompt(self, prompt: Sequence[int]) -> list[int]:
         return list(prompt)

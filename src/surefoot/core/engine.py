@@ -14,8 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from ..errors import BadRequest
+from .compiled import Compiler
 from .completion import Codec, Completion, Prompt
-from .law import Best, Laws
+from .constraint import Grammars
+from .law import Best
+from .laws import Laws
+from .logprobs import Logprob, logprob
 from .noise import Noise
 from .params import SamplingParams
 from .parts import Assembler, Part
@@ -25,12 +29,12 @@ from .request import Piece, Row
 from .stats import StepTrace
 from .trace import record
 from .tree import PENDING, Forest
-from .verify import greedy, verify
+from .verify import greedy, verify, walk
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a pass settled for one part. ``verdict`` is None where the row was only prefilled."""
+    """What a pass settled for one part. ``verdict`` is None where the row was only prefilled, or failed."""
 
     verdict: Verdict | None
     path: list[int]
@@ -43,8 +47,9 @@ class Outcome:
 class Engine:
     """Runs requests on a target; every output follows the target's law, whatever the drafters say.
 
-    ``controller`` plans each row's draft; without one every plan is plain decoding. ``chunk``: most prefill tokens of a
-    pass. ``reuse``: share the cache of common prefixes (default: where the target is exact). ``clock``: seconds.
+    ``controller`` plans each row's draft; without one every plan is plain decoding. ``grammars`` compiles structured output.
+    ``chunk``: most prefill tokens of a pass. ``reuse``: share the cache of common prefixes (default: where the target is
+    exact). ``clock``: seconds.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Engine:
         controller: Controller | None = None,
         *,
         codec: Codec | None = None,
+        grammars: Grammars | None = None,
         max_rows: int = 64,
         chunk: int = 256,
         reuse: bool | None = None,
@@ -70,6 +76,8 @@ class Engine:
         self._assembler = Assembler(target.traits, self.drafters, controller, chunk, clock)
         self._need = Need(tuple(sorted({layer for d in drafters for layer in d.needs.hidden})))
         self._pool = Pool(target, max_rows, target.traits.exact if reuse is None else reuse)
+        self._compiler = Compiler(target.traits.vocab_size, codec, grammars)
+        self._known = target.traits.vocab_size if codec is None else min(codec.vocab_size, target.traits.vocab_size)
         self._next_id = 0
 
     def add(
@@ -81,8 +89,25 @@ class Engine:
         trace: bool = False,
         parent: Row | None = None,
     ) -> Row:
-        """Queue a request and return its row. ``parent``: a row whose cache the prompt shares."""
+        """Queue a request for one answer and return its row. ``parent``: a row whose cache the prompt shares."""
         params = params if params is not None else SamplingParams()
+        if params.n > 1:
+            raise BadRequest(f"add queues one answer, and n is {params.n}; use submit, which returns {params.n} rows")
+        return self._add(prompt, params, noise, trace, parent, 0)
+
+    def submit(self, prompt: Prompt, params: SamplingParams | None = None, *, trace: bool = False) -> list[Row]:
+        """Queue a request for ``params.n`` answers, which share the prompt's cache, and return their rows."""
+        params = params if params is not None else SamplingParams()
+        first = self._add(prompt, params, None, trace, None, 0)
+        parent = first if self._pool.reuse else None
+        rest = [self._add(first.tokens[: first.n_prompt], params, None, trace, parent, i) for i in range(1, params.n)]
+        for row in rest:
+            row.text = first.text
+        return [first, *rest]
+
+    def _add(
+        self, prompt: Prompt, params: SamplingParams, noise: Noise | None, trace: bool, parent: Row | None, index: int
+    ) -> Row:
         tokens = self._tokens(prompt)
         traits = self.target.traits
         # a padded row reaches min_width - 1 positions past its last token
@@ -99,7 +124,11 @@ class Engine:
             eos=self.codec.eos_ids if self.codec is not None else (),
             decoder=self.codec.decoder() if self.codec is not None else None,
             noise=noise,
+            index=index,
+            echo=self._echo(prompt, tokens) if params.echo else "",
         )
+        row.state = self._compiler.state(params, row.tokens, row.stop_ids)
+        self._pool.check(row, params.n)
         if trace:
             row.stats.trace = []
         self._pool.enqueue(row, parent)
@@ -122,40 +151,63 @@ class Engine:
         return [*self._pool.running, *self._pool.waiting]
 
     def generate(self, prompt: Prompt, *, trace: bool = False, **options: Any) -> Completion:
-        """Run one request to its end. Options are those of :class:`SamplingParams`."""
-        return self.generate_batch([prompt], trace=trace, **options)[0]
+        """Run one request to its end. Options are those of :class:`SamplingParams`.
+
+        A request that fails on its way (no token is possible, a processor raises) raises its error here.
+        """
+        rows = self._run([prompt], SamplingParams.build(options), trace)[0]
+        for row in rows:
+            if row.error is not None:
+                raise row.error
+        return Completion.together(rows, self.names)
 
     def generate_batch(self, prompts: Sequence[Prompt], *, trace: bool = False, **options: Any) -> list[Completion]:
-        """Run several requests together, as ragged rows of the same passes."""
-        params = SamplingParams.build(options)
-        rows: list[Row] = []
+        """Run several requests together, as ragged rows of the same passes.
+
+        One that fails on its way has ``finish_reason`` ``error``; the others are not lost.
+        """
+        found = self._run(prompts, SamplingParams.build(options), trace)
+        return [Completion.together(rows, self.names) for rows in found]
+
+    def _run(self, prompts: Sequence[Prompt], params: SamplingParams, trace: bool) -> list[list[Row]]:
+        """The rows of each prompt, run to their ends."""
+        found: list[list[Row]] = []
         try:
             for p in prompts:
-                rows.append(self.add(p, params, trace=trace))  # noqa: PERF401 - a bad prompt must not lose the rows before it
-            while any(not r.done for r in rows):
+                found.append(self.submit(p, params, trace=trace))  # noqa: PERF401 - a bad prompt must not lose the rows before it
+            while any(not row.done for rows in found for row in rows):
                 self.step()
         finally:
-            for r in rows:
-                self.abort(r)
-        return [Completion.of(r, self.names) for r in rows]
+            for rows in found:
+                for row in rows:
+                    self.abort(row)
+        return found
 
     def stream(self, prompt: Prompt, *, trace: bool = False, **options: Any) -> Iterator[Piece]:
-        """Pieces of one request as they become final; closing the iterator ends the request."""
-        return self.follow(self.add(prompt, SamplingParams.build(options), trace=trace))
+        """Pieces of one request as they become final; closing the iterator ends the request.
 
-    def follow(self, row: Row) -> Iterator[Piece]:
-        """Step until ``row`` ends and yield its pieces."""
+        With ``n`` above 1 the pieces of all answers come as they are made; ``piece.index`` tells which one they belong to.
+        """
+        return self.follow(*self.submit(prompt, SamplingParams.build(options), trace=trace))
+
+    def follow(self, *rows: Row) -> Iterator[Piece]:
+        """Step until the rows end and yield their pieces. A row that fails raises its error after its last piece."""
+        going = list(rows)
         try:
-            while True:  # another stream of this engine may have stepped the row already, to its end even
-                piece, done = row.drain(self.names), row.done
-                if piece is not None:
-                    yield piece
-                if done:
-                    return
-                if not row.done:
+            while going:  # another stream of this engine may have stepped the rows already, to their ends even
+                for row in list(going):
+                    piece = row.drain(self.names)
+                    if piece is not None:
+                        yield piece
+                    if piece is not None and piece.finish_reason is not None:
+                        going.remove(row)
+                        if row.error is not None:
+                            raise row.error
+                if going and not any(row.done for row in going):
                     self.step()
         finally:
-            self.abort(row)
+            for row in rows:
+                self.abort(row)
 
     def completion(self, row: Row) -> Completion:
         """The result of a row, finished or not."""
@@ -175,6 +227,7 @@ class Engine:
             [p.wanted for p in parts],
             self.target.traits.min_width,
             [p.hold for p in parts],
+            [p.whole for p in parts],
         )
         context = max(slot.length for slot in slots)
         before = self.clock()
@@ -195,37 +248,72 @@ class Engine:
         done = [(p, o.verdict) for p, o in zip(parts, outcomes, strict=True) if o.verdict is not None]
         if self.controller is not None and done:
             self.controller.learn([p.row for p, _ in done], [p.tree for p, _ in done], [v for _, v in done], costs)
-        self._retire([p.row for p, _ in done if p.row.done])
+        self._retire([p.row for p in parts if p.row.done])
         return [p.row for p, _ in done]
 
     def _settle(self, parts: Sequence[Part], logits: Tensor) -> list[Outcome]:
-        """Verify and commit each part; ``logits`` [R, V] are those of the wanted trees, in order."""
+        """Verify and commit each part; ``logits`` [R, V] are those of the scored nodes, in order."""
         outcomes: list[Outcome] = []
         begin = 0
         for part in parts:
+            own = logits[begin : begin + part.scored]
+            begin += part.scored
+            lead = len(part.lead)
+            if part.whole:
+                self._score_prompt(part, own)
+                own = own[lead:]
             if not part.wanted:
                 outcomes.append(Outcome(None, list(range(len(part.tree)))))
                 continue
-            end = begin + len(part.tree)
-            own = logits[begin:end]
-            verdict = self._verify(part, own)
-            kept = self._commit(part, verdict)
-            # the last kept token stays pending; its KV, if any, is not committed
-            lead = len(part.lead)
-            path = [*range(lead + 1), *(lead + i for i in verdict.path[: kept - 1])]
-            traced = part.row.stats.trace is not None
-            trace = record(part.row, part.tree, own, verdict, kept, part.drafter) if traced else None
-            outcomes.append(Outcome(verdict, path, kept, trace))
-            begin = end
+            try:
+                outcomes.append(self._settle_one(part, own))
+            except BadRequest as error:  # the request's own fault; its neighbours go on
+                part.row.fail(error)
+                outcomes.append(Outcome(None, list(range(lead + 1))))
         return outcomes
 
-    def _verify(self, part: Part, logits: Tensor) -> Verdict:
-        """Verdict for one row; ``logits`` [N, V] of its tree. Only nodes that the verifier visits are looked at."""
-        row = part.row
-        rule = row.rule(part.tree.q is not None)
-        if rule == "greedy":
-            return greedy(part.tree, Best(logits))
-        return verify(part.tree, Laws(logits, row.params), row.noise, rule, len(row.tokens), row.turn)
+    def _settle_one(self, part: Part, logits: Tensor) -> Outcome:
+        """Verify and commit one part; ``logits`` [N, V] of its tree. Only nodes that the verifier visits are looked at."""
+        row, tree = part.row, part.tree
+        rule = row.rule(tree.q is not None)
+        trace = None
+        if rule == "greedy" and row.state is None and row.logprobs is None and row.stats.trace is None:
+            verdict = greedy(tree, Best(logits[:, : self._known]))
+            kept = self._commit(part, verdict)
+        else:
+            laws = Laws(logits, row.params, row.state, tree.tokens.tolist(), tree.parents.tolist(), self._known)
+            if rule == "greedy":
+                verdict = walk(tree, lambda node, depth: laws.best(node))
+            else:
+                verdict = verify(tree, laws, row.noise, rule, len(row.tokens), row.turn)
+            # both look at the states before they are committed
+            logprobs = self._logprobs(part, laws, verdict)
+            trace = record(row, tree, laws, verdict, part.drafter) if row.stats.trace is not None else None
+            kept = self._commit(part, verdict)
+            if row.logprobs is not None:
+                row.logprobs += logprobs[:kept]
+        # the last kept token stays pending; its KV, if any, is not committed
+        lead = len(part.lead)
+        path = [*range(lead + 1), *(lead + i for i in verdict.path[: kept - 1])]
+        return Outcome(verdict, path, kept, None if trace is None else trace.kept_first(kept))
+
+    def _logprobs(self, part: Part, laws: Laws, verdict: Verdict) -> list[Logprob]:
+        """Of the path and the target's own token."""
+        most = part.row.params.logprobs
+        if most is None:
+            return []
+        tokens = part.tree.tokens.tolist()
+        chosen = [*(tokens[i] for i in verdict.path), verdict.token]
+        return [logprob(laws, node, token, most) for node, token in zip((0, *verdict.path), chosen, strict=True)]
+
+    def _score_prompt(self, part: Part, logits: Tensor) -> None:
+        """Log-probabilities of the prompt tokens that follow the part's pending ones; ``logits`` [n, V]."""
+        row, most = part.row, part.row.params.logprobs
+        assert row.prompt_logprobs is not None
+        assert most is not None
+        laws = Laws(logits, SamplingParams(), known=self._known)
+        following = row.tokens[part.slot.length + 1 : min(part.slot.length + 1 + logits.shape[0], row.n_prompt)]
+        row.prompt_logprobs += [logprob(laws, node, token, most) for node, token in enumerate(following)]
 
     def _commit(self, part: Part, verdict: Verdict) -> int:
         """Commit a verdict to its row and count what was kept."""
@@ -236,6 +324,15 @@ class Engine:
         kept = row.commit(chosen, origin)
         row.stats.add_pass([self.names[s] for s in sources[1:]], [self.names[s] for s in origin[:kept]])
         return kept
+
+    def _echo(self, prompt: Prompt, tokens: Sequence[int]) -> str:
+        """The prompt as text."""
+        if isinstance(prompt, str):
+            return prompt
+        if self.codec is None:
+            raise BadRequest("echo needs a tokenizer; load the engine with one or leave it out")
+        decoder = self.codec.decoder()
+        return "".join(decoder.push(token) for token in tokens) + decoder.flush()
 
     def _retire(self, rows: Sequence[Row]) -> None:
         if rows:

@@ -1,8 +1,9 @@
 """Random numbers that depend on nothing but (seed, position, lane, round).
 
 A draw is a pure function of its key, so the number of drafted tokens, the batch and the order of work cannot
-shift it. Generator: Philox-4x64 (Salmon et al., SC'11), key = seed, counter = (0, round, lane, position); doubles of
-53 bits, so that no token of a large vocabulary wins the race by a zero.
+shift it. Generator: Philox-4x64 (Salmon et al., SC'11), key = seed, counter = (0, round, lane, position). A race over a
+vocabulary runs on the SplitMix64 stream (Steele et al., OOPSLA'14) that the draw starts, so that the number of token i is a
+function of i and a filtered law costs no more than its support; doubles of 53 bits, so that no token wins by a zero.
 
 ``Enumerate`` answers the same calls by walking through *all* outcomes with their exact probabilities; the exact
 tests run engine and verifier on it.
@@ -50,12 +51,25 @@ class Philox:
         return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
 
     def categorical(self, weights: Tensor, position: int, lane: int, turn: int = 0) -> int:
-        # argmax(w / E) with E ~ Exp(1) is argmax(log w + Gumbel) without the logarithms
-        race = weights.detach().cpu().numpy() / self._generator(position, lane, turn).standard_exponential(weights.shape[0])
-        return int(race.argmax())
+        w = weights.detach().cpu().numpy()
+        running = np.flatnonzero(w)
+        start = int(self._generator(position, lane, turn).bit_generator.random_raw())
+        # argmax(w / E) with E ~ Exp(1) is argmax(log w + Gumbel) without most of the logarithms
+        return int(running[(w[running] / exponentials(start, running)).argmax()])
 
     def accept(self, probability: float, position: int, lane: int, turn: int = 0, index: int = 0) -> bool:
         return bool(self._generator(position, lane, turn).random(index + 1)[index] < probability)
+
+
+def exponentials(start: int, index: np.ndarray) -> np.ndarray:
+    """Exp(1) numbers at these places (int [n], from 0) of the SplitMix64 stream that begins at ``start``; float64 [n]."""
+    with np.errstate(over="ignore"):
+        z = (index.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    uniform = ((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0, never 1
+    return np.asarray(-np.log(uniform))
 
 
 class Enumerate:

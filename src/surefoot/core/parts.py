@@ -23,6 +23,15 @@ class Part:
     drafter: str | None = None
     hold: int = 0
     """Nodes that the row is padded to."""
+    whole: bool = False
+    """The logits of every node are wanted, those of pending tokens too."""
+
+    @property
+    def scored(self) -> int:
+        """Nodes whose logits the pass returns."""
+        if self.whole:
+            return len(self.lead) + len(self.tree)
+        return len(self.tree) if self.wanted else 0
 
     @property
     def prefill(self) -> int:
@@ -67,10 +76,11 @@ class Assembler:
             elif budget > 0:
                 now = pending[:budget]
                 budget -= len(now)
+                whole = row.prompt_logprobs is not None
                 if len(now) == len(pending):
-                    parts.append(Part(row, slot, now[:-1], DraftTree.chain(now[-1:])))
+                    parts.append(Part(row, slot, now[:-1], DraftTree.chain(now[-1:]), whole=whole))
                 else:
-                    parts.append(Part(row, slot, [], DraftTree.chain(now), wanted=False))
+                    parts.append(Part(row, slot, [], DraftTree.chain(now), wanted=False, whole=whole))
         for part in parts:
             if part.wanted and len(part.row.tokens) == part.row.n_prompt:
                 part.row.turn += 1  # once: how prefill was cut up must not shift the random numbers

@@ -27,19 +27,27 @@ class Pool:
         self.running: list[Row] = []
         self.waiting: deque[Row] = deque()
         self._max_rows = max_rows
-        self._reuse = reuse
+        self.reuse = reuse
         self._kept_rows = kept_rows
         self._ended: deque[Row] = deque()
         self._parents: dict[int, Row] = {}
 
-    def enqueue(self, row: Row, parent: Row | None = None) -> None:
-        """Queue a row; refuse one that can never fit."""
+    def check(self, row: Row, n: int) -> None:
+        """Refuse a request of ``n`` rows like this one that can never fit."""
         capacity = self.target.traits.capacity
         if _size(row) > capacity:
             raise BadRequest(
                 f"prompt and max_tokens need room for {_size(row)} tokens but the cache holds {capacity}; "
                 "lower max_tokens or load the model with a larger kv_tokens"
             )
+        if n > 1 and (wanted := row.n_prompt + n * (row.limit + _SLACK)) > capacity:
+            raise BadRequest(
+                f"n={n} answers of up to {row.limit} tokens need room for {wanted} tokens but the cache holds {capacity}; "
+                "lower n or max_tokens, or load the model with a larger kv_tokens"
+            )
+
+    def enqueue(self, row: Row, parent: Row | None = None) -> None:
+        """Queue a row that was checked."""
         if parent is not None:
             self._parents[row.id] = parent
         self.waiting.append(row)
@@ -48,6 +56,8 @@ class Pool:
         """Start waiting rows in order while they fit; returns the running rows."""
         while self.waiting and len(self.running) < self._max_rows:
             row = self.waiting[0]
+            if self._too_early(row):
+                break
             if not self._room(_size(row)):
                 break
             try:
@@ -74,7 +84,7 @@ class Pool:
                 self.running.remove(row)
             if row.slot is not None and row not in self._ended:
                 self._ended.append(row)
-        while len(self._ended) > (self._kept_rows if self._reuse else 0):
+        while len(self._ended) > (self._kept_rows if self.reuse else 0):
             self._drop()
 
     def clear(self) -> None:
@@ -95,11 +105,18 @@ class Pool:
             self._drop()
         return used + size <= capacity
 
+    def _too_early(self, row: Row) -> bool:
+        """Whether the row's parent runs and still has to fill the cache that the two will share."""
+        parent = self._parents.get(row.id)
+        return parent in self.running and parent.cached < min(parent.n_prompt, row.n_prompt) - 1
+
     def _start(self, row: Row) -> None:
         """Give the row a slot: a fork of the longest common prefix in the cache, or an empty one."""
         parent = self._parents.get(row.id)
-        candidates = [parent] if parent is not None else [*self._ended, *self.running] if self._reuse else []
+        candidates = [parent] if parent is not None else [*self._ended, *self.running] if self.reuse else []
         best, length = None, 0
+        if row.prompt_logprobs is not None:  # every prompt token has to be scored
+            candidates = []
         for other in candidates:
             n = _common(row.tokens, other.tokens, min(other.cached, row.n_prompt - 1))
             if n > length:

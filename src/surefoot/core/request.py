@@ -1,8 +1,8 @@
 """One request and its single commit function.
 
 ``Row.commit`` is the only place where tokens become output: it walks them in order and applies EOS, stop tokens, stop
-strings and budget to each. Whatever it does not keep never happened: cache, statistics, stream and usage follow its
-return value.
+strings, budget and the state of all other options to each. Whatever it does not keep never happened: cache, statistics,
+stream, log-probabilities and usage follow its return value.
 """
 
 from __future__ import annotations
@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..errors import SurefootError
+from .logprobs import Logprob
 from .noise import Noise, Philox
 from .params import SamplingParams
 from .protocols import Decoder, Slot
+from .shaping import State
 from .stats import Stats
 from .verify import choose_rule
 
@@ -21,13 +24,17 @@ from .verify import choose_rule
 class Piece:
     """A part of the stream: text that became final, the tokens that were kept, and the source of each.
 
-    The source of a token that the target itself chose is ``"target"``. Texts add up to the completion's text.
+    The source of a token that the target itself chose is ``"target"``. Texts add up to the completion's text. ``logprobs``:
+    one a token, if asked for. ``index``: which answer of a request with several.
     """
 
     text: str
     token_ids: tuple[int, ...]
     sources: tuple[str, ...]
     finish_reason: str | None = None
+    logprobs: tuple[Logprob, ...] = ()
+    index: int = 0
+    error: str | None = None
 
 
 class Row:
@@ -43,6 +50,8 @@ class Row:
         eos: Sequence[int] = (),
         decoder: Decoder | None = None,
         noise: Noise | None = None,
+        index: int = 0,
+        echo: str = "",
     ) -> None:
         self.id = id
         self.tokens: list[int] = list(prompt)
@@ -50,7 +59,10 @@ class Row:
         self.params = params
         self.limit = limit
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
-        self.noise: Noise = noise if noise is not None else Philox(params.seed)
+        self.index = index
+        self.noise: Noise = noise if noise is not None else Philox(None if params.seed is None else params.seed + index)
+        self.state: State | None = None
+        """What options remember of the kept tokens; ``None`` where none has to."""
         self.slot: Slot | None = None
         self.turn = 0
         """Passes so far; keys the random numbers of rules and drafters that draw anew in every pass."""
@@ -58,8 +70,14 @@ class Row:
         self.stats = Stats()
         self.sources: list[int] = []
         """Source number of each output token."""
-        self.text = ""
+        self.text = echo
         """Final text; what may be the start of a stop string is still withheld."""
+        self.logprobs: list[Logprob] | None = None if params.logprobs is None else []
+        """One for each output token."""
+        self.prompt_logprobs: list[Logprob | None] | None = None
+        if params.echo and params.logprobs is not None:
+            self.prompt_logprobs = [None]
+        self.error: SurefootError | None = None
         self._decoder = decoder
         self._withheld = ""
         self._sent_text = 0
@@ -93,8 +111,10 @@ class Row:
         for kept, (token, source) in enumerate(zip(tokens, sources, strict=True), 1):
             self.tokens.append(token)
             self.sources.append(source)
+            if self.state is not None:
+                self.state.advance(token)
             stopped = self._read(token)
-            if stopped or token in self.stop_ids:
+            if stopped or token in self.stop_ids or (self.state is not None and self.state.ended):
                 self.finish_reason = "stop"
             elif self.remaining <= 0:
                 self.finish_reason = "length"
@@ -110,14 +130,28 @@ class Row:
             self.finish_reason = "abort"
             self._flush()
 
+    def fail(self, error: SurefootError) -> None:
+        """End the request for a reason of its own; other requests go on."""
+        if not self.done:
+            self.finish_reason = "error"
+            self.error = error
+            self._flush()
+
     def drain(self, names: Mapping[int, str]) -> Piece | None:
         """What was kept since the last call; ``names`` maps source numbers to drafters."""
         text, start = self.text[self._sent_text :], self._sent_tokens
         if not text and start == len(self.sources) and not self.done:
             return None
         self._sent_text, self._sent_tokens = len(self.text), len(self.sources)
-        sources = tuple(names[s] for s in self.sources[start:])
-        return Piece(text, tuple(self.tokens[self.n_prompt + start :]), sources, self.finish_reason)
+        return Piece(
+            text,
+            tuple(self.tokens[self.n_prompt + start :]),
+            tuple(names[s] for s in self.sources[start:]),
+            self.finish_reason,
+            tuple(self.logprobs[start:]) if self.logprobs is not None else (),
+            self.index,
+            None if self.error is None else str(self.error),
+        )
 
     def _read(self, token: int) -> bool:
         """Add the token's text; True if it completed a stop string. Tokens that stop have no text."""
@@ -130,7 +164,8 @@ class Row:
 
     def _release(self, new: str, final: bool) -> bool:
         stops = self.params.stop
-        if not stops:
+        # before min_tokens no stop string ends the output, so none is looked for
+        if not stops or (not final and len(self.sources) < self.params.min_tokens):
             self.text += new
             return False
         text = self._withheld + new

@@ -7,7 +7,7 @@ accepted / drafted tokens; mean acceptance length = 1 + accepted / drafts, the t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .protocols import Costs
 
@@ -37,6 +37,16 @@ class StepTrace:
     token: int
     kept: int
     seconds: float
+
+    def kept_first(self, kept: int) -> StepTrace:
+        """The trace after the row kept only ``kept`` tokens of the path and the target's own."""
+        if kept >= self.kept:
+            return self
+        left, accepted = kept, []
+        for flag in self.accepted:
+            accepted.append(flag and left > 0)
+            left -= flag
+        return replace(self, accepted=tuple(accepted), kept=kept)
 
 
 @dataclass(slots=True)

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+import numpy as np
 
-from .law import law
+from ..errors import BadRequest
+from .laws import Laws
 from .protocols import Verdict
 from .request import Row
 from .stats import StepTrace
 from .tree import DraftTree
 
 
-def record(row: Row, tree: DraftTree, logits: Tensor, verdict: Verdict, kept: int, drafter: str | None) -> StepTrace:
-    """Trace of one pass of one row; ``logits`` [N, V] are those of the tree's nodes, ``kept`` counts committed tokens."""
+def record(row: Row, tree: DraftTree, laws: Laws, verdict: Verdict, drafter: str | None) -> StepTrace:
+    """Trace of one pass of one row, before it is committed."""
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
-    p = logits.softmax(-1) if row.params.temperature == 0 else law(logits, row.params)
-    stayed = set(verdict.path[:kept])
+    accepted = set(verdict.path)
     return StepTrace(
-        position=len(row.tokens) - kept,
+        position=len(row.tokens),
         drafter=drafter if len(tree) > 1 else None,
         candidates=tuple(tokens[1:]),
         parents=tuple(parents[1:]),
-        p=tuple(float(p[parents[i], tokens[i]]) for i in range(1, len(tree))),
-        accepted=tuple(i in stayed for i in range(1, len(tree))),
+        p=tuple(_probability(laws, parents[i], tokens[i]) for i in range(1, len(tree))),
+        accepted=tuple(i in accepted for i in range(1, len(tree))),
         token=verdict.token,
-        kept=kept,
+        kept=len(accepted) + 1,
         seconds=0.0,
     )
+
+
+def _probability(laws: Laws, node: int, token: int) -> float:
+    try:
+        return float(np.exp(laws.log_asked(node)[token]))
+    except BadRequest:  # below a token that the options make impossible
+        return 0.0

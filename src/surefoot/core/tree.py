@@ -162,10 +162,11 @@ class Forest:
         wanted: Sequence[bool] | None = None,
         min_width: int = 1,
         hold: Sequence[int] | None = None,
+        whole: Sequence[bool] | None = None,
     ) -> Forest:
         """Pack trees. ``before[b]`` are pending tokens ahead of the row's node 0; ``wanted[b]`` asks for its logits.
 
-        Rows are padded to ``min_width`` nodes, and to ``hold[b]`` of their own.
+        Rows are padded to ``min_width`` nodes, and to ``hold[b]`` of their own. ``whole[b]`` asks for the logits of every node.
         """
         tokens: list[int] = []
         parents: list[int] = []
@@ -186,7 +187,8 @@ class Forest:
             parents += row_parents
             begins.append(len(tokens))
             sizes.append(size)
-            roots.append(shift if wanted is None or wanted[b] else size)
+            asked = shift if wanted is None or wanted[b] else size
+            roots.append(0 if whole is not None and whole[b] else asked)
             linear.append(row_parents == list(range(-1, len(row_parents) - 1)))
             depth += range(len(row_parents)) if linear[-1] else depths(row_parents)
         return Forest(

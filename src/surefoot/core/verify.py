@@ -12,16 +12,23 @@ All rules give the target's law for every proposal (for ``ratio``: provided q is
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from torch import Tensor
 
 from ..errors import BadDraft
-from .law import Best, Laws
+from .law import Best
 from .noise import ACCEPT, RESIDUAL, TARGET, Noise
 from .protocols import Verdict
 from .tree import DraftTree
 
 RULES = ("auto", "greedy", "coupled", "ratio")
+
+
+class PerNode(Protocol):
+    """The law [V] at a node, made when it is asked for."""
+
+    def __getitem__(self, node: int) -> Tensor: ...
 
 
 def walk(tree: DraftTree, choose: Callable[[int, int], int]) -> Verdict:
@@ -45,12 +52,12 @@ def greedy(tree: DraftTree, best: Best | list[int]) -> Verdict:
     return walk(tree, lambda node, depth: best[node])
 
 
-def coupled(tree: DraftTree, p: Laws | Tensor, noise: Noise, position: int) -> Verdict:
+def coupled(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int) -> Verdict:
     """``p`` [N, V]; the token at ``position + depth`` is argmax(log p + Gumbel[seed, position + depth])."""
     return walk(tree, lambda node, depth: noise.categorical(p[node], position + depth, TARGET))
 
 
-def ratio(tree: DraftTree, p: Laws | Tensor, noise: Noise, position: int, turn: int) -> Verdict:
+def ratio(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int, turn: int) -> Verdict:
     """``p`` [N, V]. ``turn`` counts the row's passes: a fresh draw for every trial of a position."""
     laws = tree.law_rows()
     if not laws:
@@ -102,7 +109,7 @@ def choose_rule(rule: str, greedy_law: bool, seeded: bool, has_q: bool) -> str:
     return rule
 
 
-def verify(tree: DraftTree, p: Laws | Tensor, noise: Noise, rule: str, position: int, turn: int) -> Verdict:
+def verify(tree: DraftTree, p: PerNode | Tensor, noise: Noise, rule: str, position: int, turn: int) -> Verdict:
     """One row. ``p`` [N, V] is the target's law at each node; ``position`` that of the first new token."""
     if rule == "greedy":
         return walk(tree, lambda node, depth: int(p[node].argmax()))

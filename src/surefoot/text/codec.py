@@ -73,6 +73,13 @@ class Codec:
         return max(self.table, default=-1) + 1
 
     @cached_property
+    def pieces(self) -> list[bytes]:
+        """The bytes that each id below :attr:`vocab_size` stands for; a special token's are those of its name."""
+        from .pieces import pieces_of
+
+        return pieces_of(self.tokenizer, self.vocab_size)
+
+    @cached_property
     def fingerprint(self) -> str:
         """Hash of the id -> token table."""
         return fingerprint_of(self.table)

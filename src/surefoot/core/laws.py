@@ -1,0 +1,92 @@
+"""The target's law at each node of one row's draft, computed when a verifier asks for it.
+
+Every node is shaped by the options of the request with the node's own ancestors as history, so what a token's law is does
+not depend on how many of the tokens before it were drafted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .law import host, log_law, row_law
+from .params import SamplingParams
+from .shaping import State
+
+Array = np.ndarray[Any, Any]
+
+
+class Laws:
+    """``logits`` [N, V] of the nodes with these tokens and parents; ids from ``known`` on are padding and impossible."""
+
+    __slots__ = ("_known", "_parents", "_rows", "_shaped", "_state", "_states", "_tokens", "params")
+
+    def __init__(
+        self,
+        logits: Tensor,
+        params: SamplingParams,
+        state: State | None = None,
+        tokens: Sequence[int] = (),
+        parents: Sequence[int] = (),
+        known: int | None = None,
+    ) -> None:
+        self._rows = host(logits)
+        self.params = params
+        self._state = state
+        self._tokens = tokens
+        self._parents = parents
+        self._known = self._rows.shape[-1] if known is None else known
+        self._states: dict[int, State] = {}
+        self._shaped: dict[int, Array] = {}
+
+    def __getitem__(self, node: int) -> Tensor:
+        """The law [V] that the token after ``node`` is taken from; :class:`BadRequest` if no token is possible."""
+        return torch.from_numpy(row_law(self.shaped(node), self.params))
+
+    def best(self, node: int) -> int:
+        """The most probable token; the smallest id wins a tie."""
+        return int(self.shaped(node).argmax())
+
+    def shaped(self, node: int) -> Array:
+        """Logits [V] after the options that change logits, before temperature and filters. Not to be changed."""
+        found = self._shaped.get(node)
+        if found is None:
+            found = self._rows[node]
+            if self._state is not None:
+                found = self._at(node).shape(found, self._known)
+            elif self._known < found.shape[0]:
+                found = found.copy()
+                found[self._known :] = -np.inf
+            self._shaped[node] = found
+        return found
+
+    def log_model(self, node: int) -> Array:
+        """log softmax [V] of the model's own logits over the tokens that exist."""
+        row = self._rows[node]
+        if self._known < row.shape[0]:
+            row = row.copy()
+            row[self._known :] = -np.inf
+        return log_law(row)
+
+    def log_asked(self, node: int) -> Array:
+        """Log of the law [V] after all options; where decoding is greedy: of the shaped logits at temperature 1."""
+        if self.params.temperature == 0:
+            return log_law(self.shaped(node))
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(row_law(self.shaped(node), self.params).astype(np.float64)))
+
+    def _at(self, node: int) -> State:
+        """The state after the node's path; the root's is the row's own."""
+        assert self._state is not None
+        if node == 0:
+            return self._state
+        found = self._states.get(node)
+        if found is None:
+            found = self._at(self._parents[node]).fork()
+            found.advance(self._tokens[node])
+            self._states[node] = found
+        return found
