@@ -35,6 +35,8 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (minutes the first time)"
 	@$(PIP) $(PIP_TORCH_ARGS) "$$(grep '^torch==' constraints.txt)"
 	@$(PIP) -e '.[dev]'
+	@# the grammar library without its dependency on triton (1 GB), which serves CUDA only
+	@$(PIP) --no-deps xgrammar apache-tvm-ffi
 	@touch $@
 
 demo: $(STAMP) ## answer with the real model, plain and speculative, and compare

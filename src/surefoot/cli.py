@@ -20,6 +20,7 @@ COMMANDS = {
     "generate": "continue or answer a prompt",
     "chat": "talk with a model",
     "check": "say what runs a model, what memory it takes, and whether a draft model fits it",
+    "audit": "hold speculative decoding against plain decoding, token by token",
     "models": "list the models on this machine, or fetch one",
     "demo": "answer with the default model, then compare plain and speculative decoding",
 }

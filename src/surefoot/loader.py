@@ -25,6 +25,7 @@ DRAFTERS = {
     "suffix": "surefoot.drafters.suffix:SuffixDrafter",
     "model": "surefoot.drafters.model:ModelDrafter",
     "script": "surefoot.drafters.script:ScriptDrafter",
+    "grammar": "surefoot.drafters.grammar:GrammarDrafter",
 }
 CONTROLLERS = {
     "fixed": "surefoot.control.fixed:FixedController",
@@ -60,7 +61,8 @@ def load(
     """An engine for ``model``, whose output is that of plain decoding, sooner.
 
     model        ``smollm2-135m-instruct`` (default), a GGUF file, an OpenVINO or transformers folder, a hub id
-    drafter      ``auto``, ``none``, ``ngram``, ``suffix``, ``model``, with options as ``"ngram:max_n=3,k=5"``, or a drafter
+    drafter      ``auto`` (what a grammar forces, else ``suffix``), ``none``, ``ngram``, ``suffix``, ``model``, ``grammar``,
+                 with options as ``"ngram:max_n=3,k=5"``, or a drafter
     backend      ``auto``, ``openvino``, ``torch``
     controller   ``auto`` (by measured cost), ``fixed``, ``window``, ``goodput``, or a controller
     num_speculative_tokens  draft length: with ``auto`` the most, with ``fixed`` always
@@ -89,20 +91,24 @@ def assemble(
 ) -> Engine:
     """An engine on a loaded target, which several may share; ``draft``: the loaded draft model. Options as in :func:`load`."""
     from .core.engine import Engine
+    from .text.grammar import XGrammars
 
     name, options, length = _parse(drafter, draft is not None, controller, num_speculative_tokens)
-    made: Drafter | None
+    made: list[Drafter]
     if drafter is None or name == "none":
-        made = None
+        made = []
     elif not isinstance(drafter, str):
-        made = drafter
+        made = [drafter]
     else:
-        made = _drafter(name, options, target, draft)
+        made = [_drafter(name, options, target, draft)]
+        if name == "auto":
+            made.insert(0, _import(DRAFTERS["grammar"])(made[0]))
     return Engine(
         target.model,
-        [made] if made is not None else [],
-        _controller(controller, made, length, target) if made is not None else None,
+        made,
+        _controller(controller, made[0], length, target) if made else None,
         codec=target.codec,
+        grammars=XGrammars(target.codec, target.model.traits.vocab_size),
         max_rows=max_rows,
     )
 
@@ -217,11 +223,14 @@ def _drafter(name: str, options: Mapping[str, Any], target: Target, draft: Targe
         assert draft is not None
         _refuse_rest(name, options)
         target.codec.compare(draft.codec).require()
-        made: Drafter = _import(DRAFTERS[name])(draft.model, target.model.traits.vocab_size)
+        known = min(target.codec.vocab_size, draft.codec.vocab_size)
+        made: Drafter = _import(DRAFTERS[name])(draft.model, target.model.traits.vocab_size, known=known)
         return made
     name = "suffix" if name == "auto" else name
     if name == "script":
         raise BadRequest("drafter 'script' needs the answers; make a ScriptDrafter in Python and pass it as drafter=")
+    if name == "grammar":
+        _refuse_rest(name, options)
     try:
         made = _import(DRAFTERS[name])(**options)
     except TypeError as error:

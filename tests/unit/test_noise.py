@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency, chisquare, kstest
 
-from surefoot.core.noise import ACCEPT, DRAFT, RESIDUAL, TARGET, Enumerate, Philox, enumerate_law
+from surefoot.core.noise import ACCEPT, DRAFT, RESIDUAL, TARGET, Enumerate, Philox, enumerate_law, exponentials, race
 
 WEIGHTS = torch.tensor([0.1, 0.0, 0.4, 0.25, 0.25], dtype=torch.float64)
 N = 6000
@@ -41,6 +41,70 @@ def test_draws_follow_the_weights():
 def test_weights_need_not_be_normalised():
     a, b = Philox(5), Philox(5)
     assert all(a.categorical(WEIGHTS, i, TARGET) == b.categorical(17 * WEIGHTS, i, TARGET) for i in range(100))
+
+
+def test_weights_may_come_as_arrays_and_in_single_precision():
+    for w in (WEIGHTS.numpy(), WEIGHTS.float(), WEIGHTS.float().numpy()):
+        assert all(Philox(5).categorical(w, i, TARGET) == Philox(5).categorical(WEIGHTS, i, TARGET) for i in range(100))
+
+
+def test_the_numbers_of_a_race_are_exponential():
+    """Over the places of one race, and over the races of one place, neighbours uncorrelated."""
+    places = exponentials(12345, np.arange(20_000))
+    starts = np.array([exponentials(s, np.array([7]))[0] for s in np.random.default_rng(1).integers(0, 2**63, 4000).tolist()])
+    for numbers in (places, starts, exponentials(2**64 - 1, np.arange(20_000))):
+        assert numbers.min() > 0.0
+        assert np.isfinite(numbers).all()
+        assert kstest(numbers, "expon").pvalue > 1e-4
+        assert abs(np.corrcoef(numbers[:-1], numbers[1:])[0, 1]) < 4 / np.sqrt(len(numbers))
+    assert abs(np.corrcoef(places, exponentials(12346, np.arange(20_000)))[0, 1]) < 4 / np.sqrt(20_000)
+
+
+def test_a_tokens_number_does_not_depend_on_which_others_run(rng):
+    whole = exponentials(99, np.arange(5000))
+    for _ in range(20):
+        some = np.sort(rng.choice(5000, 50, replace=False))
+        assert (exponentials(99, some) == whole[some]).all()
+    assert (exponentials(99, np.arange(5000)[::-1]) == whole[::-1]).all()
+
+
+def test_a_filter_that_keeps_the_winner_keeps_the_draw(rng):
+    """So a seed says the same with and without a filter that did not matter, given that all weights are of one order."""
+    w = rng.uniform(0.1, 1.0, 300)
+    for position in range(60):
+        winner = Philox(3).categorical(w, position, TARGET)
+        kept = np.sort(np.append(rng.choice(np.delete(np.arange(300), winner), 20, replace=False), winner))
+        assert Philox(3).categorical(w[kept], position, TARGET, ids=kept) == winner
+        cut = np.zeros(300)
+        cut[kept] = w[kept]
+        assert Philox(3).categorical(cut, position, TARGET) == winner
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_tokens_of_little_weight_win_as_often_as_they_should(dtype):
+    """Two heavy tokens and a thousand light ones, which together outweigh them; half of the light ones weigh double."""
+    w = np.zeros(1500, dtype)
+    w[[3, 700]] = 1.0, 0.5
+    light = np.setdiff1d(np.arange(1200), [3, 700])
+    w[light] = np.where(light % 2, 0.0008, 0.0004)
+    groups = np.zeros(1500, int)
+    groups[light] = 2 + light % 2
+    groups[light[light >= 900]] += 2
+    groups[700] = 1
+    groups[1200:] = 6
+    rng = np.random.default_rng(8)
+    drawn = [groups[race(w, int(start))] for start in rng.integers(0, 2**63, 12_000)]
+    seen = np.bincount(drawn, minlength=7)
+    expected = np.array([w[groups == g].sum(dtype=np.float64) for g in range(7)])
+    assert seen[6] == 0, "tokens of no weight"
+    assert chisquare(seen[:6], 12_000 * expected[:6] / expected.sum()).pvalue > 1e-4
+
+
+def test_light_tokens_that_are_named_win_under_their_names():
+    ids = np.array([4, 9, 11, 30])
+    w = np.array([1.0, 0.0005, 0.0, 0.0005])
+    drawn = {race(w, start, ids) for start in range(0, 2**40, 2**28)}
+    assert drawn == {4, 9, 30}
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.2, 0.9, 1.0])
@@ -130,6 +194,13 @@ def test_enumeration_visits_every_outcome_once_with_its_probability():
         return (first, noise.accept(0.25, 1, ACCEPT)) if first else (first,)
 
     assert dict(enumerate_law(run)) == {(0,): 0.5, (2, False): 0.375, (2, True): 0.125}
+
+
+def test_enumeration_gives_named_tokens_by_their_names():
+    def run(noise):
+        return noise.categorical(np.array([0.5, 0.0, 1.5]), 0, TARGET, 0, np.array([7, 8, 9]))
+
+    assert dict(enumerate_law(run)) == {7: 0.25, 9: 0.75}
 
 
 def test_enumeration_of_certain_decisions_does_not_branch():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from toys import ToyCodec
 
 from surefoot.backends.table import TableModel
 from surefoot.core.engine import Engine
@@ -219,3 +220,97 @@ def test_forks_share_even_short_prefixes():
     child = engine.fork(first, [3])
     finish(engine, first, child)
     assert child.stats.cached_tokens == 2
+
+
+# several answers to one prompt
+
+
+def test_siblings_wait_for_the_prompt_and_share_its_cache():
+    target = model()
+    engine = Engine(target, reuse=True, chunk=15)
+    first, second, third = rows = engine.submit(PROMPT, SamplingParams(n=3, max_tokens=6, temperature=1.0, seed=5))
+    for _ in range(2):  # two of three chunks of the prompt
+        engine.step()
+        assert (first.cached > 0, second.slot, third.slot) == (True, None, None)
+    before = target.nodes_scored
+    finish(engine, *rows)
+    assert [r.stats.cached_tokens for r in rows] == [0, 39, 39]
+    assert target.nodes_scored - before == 10 + 5 + 2 * (1 + 5), "what is left of the prompt, and each answer's own tokens"
+    for i, r in enumerate(rows):
+        alone = Engine(model()).generate(PROMPT, max_tokens=6, temperature=1.0, seed=5 + i)
+        assert (r.index, tuple(r.output)) == (i, alone.token_ids)
+    assert len({tuple(r.output) for r in rows}) > 1
+
+
+def test_siblings_of_a_short_prompt_share_it_too():
+    engine = Engine(model(), reuse=True)
+    rows = engine.submit([1, 2], SamplingParams(n=2, max_tokens=3))
+    finish(engine, *rows)
+    assert [r.stats.cached_tokens for r in rows] == [0, 1]
+
+
+def test_a_prompt_of_one_token_has_nothing_to_share():
+    engine = Engine(model(), reuse=True)
+    rows = engine.submit([1], SamplingParams(n=3, max_tokens=3))
+    finish(engine, *rows)
+    assert [r.stats.cached_tokens for r in rows] == [0, 0, 0]
+    assert rows[0].output == rows[1].output == rows[2].output
+
+
+def test_without_reuse_siblings_do_not_wait():
+    engine = Engine(model(), reuse=False, chunk=200)
+    rows = engine.submit(PROMPT, SamplingParams(n=3, max_tokens=3))
+    engine.step()
+    assert [len(r.output) for r in rows] == [1, 1, 1]
+    finish(engine, *rows)
+    assert [r.stats.cached_tokens for r in rows] == [0, 0, 0]
+
+
+def test_siblings_whose_prompt_is_told_of_score_it_themselves():
+    engine = Engine(model(), codec=ToyCodec("abcdefg"), reuse=True)
+    rows = engine.submit(PROMPT, SamplingParams(n=2, max_tokens=2, echo=True, logprobs=1))
+    finish(engine, *rows)
+    assert [r.stats.cached_tokens for r in rows] == [0, 0]
+    assert rows[0].prompt_logprobs == rows[1].prompt_logprobs
+    assert len(rows[0].prompt_logprobs) == len(PROMPT)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+def test_siblings_of_an_aborted_answer_go_on(steps):
+    engine = Engine(model(), reuse=True, chunk=15)
+    first, *rest = engine.submit(PROMPT, SamplingParams(n=3, max_tokens=4))
+    for _ in range(steps):
+        engine.step()
+    engine.abort(first)
+    finish(engine, *rest)
+    assert {tuple(r.output) for r in rest} == {Engine(model()).generate(PROMPT, max_tokens=4).token_ids}
+
+
+def test_a_sibling_that_waits_for_its_prompt_ends_its_wait_with_the_rows_that_run():
+    """One row at a time: the answers come one after the other, and none starves."""
+    engine = Engine(model(), reuse=True, max_rows=1, chunk=7)
+    rows = engine.submit(PROMPT, SamplingParams(n=4, max_tokens=3))
+    other = engine.add([3] * 20, SamplingParams(max_tokens=3))
+    finish(engine, *rows, other)
+    assert [r.stats.cached_tokens for r in rows] == [0, 39, 39, 39]
+
+
+def test_answers_that_can_never_fit_together_are_refused_at_once():
+    """The prompt once, and each answer with its slack: 40 + 3 · (10 + 128) = 454."""
+    engine = Engine(model(454), reuse=True)
+    assert len(engine.submit(PROMPT, SamplingParams(n=3, max_tokens=10))) == 3
+    engine.close()
+    with pytest.raises(
+        BadRequest, match=r"n=3 answers of up to 11 tokens need room for 457 tokens .* holds 454; lower n or max_tokens"
+    ):
+        engine.submit(PROMPT, SamplingParams(n=3, max_tokens=11))
+    with pytest.raises(BadRequest, match=r"n=4 answers"):
+        engine.submit(PROMPT, SamplingParams(n=4, max_tokens=10))
+    assert engine.rows == []
+
+
+def test_add_queues_one_answer_only():
+    engine = Engine(model())
+    with pytest.raises(BadRequest, match="add queues one answer, and n is 2; use submit"):
+        engine.add(PROMPT, SamplingParams(n=2))
+    assert engine.rows == []

@@ -1,4 +1,4 @@
-"""One answer: stepped pass by pass, so that Ctrl-C ends it between passes and what was generated stays."""
+"""One request: stepped pass by pass, so that Ctrl-C ends it between passes and what was generated stays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``first``: seconds to the first token. ``seconds``: to the last one."""
+    """``first``: seconds to the first token. ``seconds``: to the last one. Several answers run at the same time."""
 
     completion: Completion
     first: float
@@ -26,11 +26,26 @@ class Answer:
     interrupted: bool
 
     @property
+    def choices(self) -> tuple[Completion, ...]:
+        """All answers, however many."""
+        return self.completion.choices or (self.completion,)
+
+    @property
+    def decode_seconds(self) -> float:
+        """Time of the passes after the prompt's; answers share them."""
+        return max(c.stats.decode_seconds for c in self.choices)
+
+    @property
+    def error(self) -> str | None:
+        """Why an answer broke off, if one did."""
+        return next((c.error for c in self.choices if c.error is not None), None)
+
+    @property
     def tokens_per_second(self) -> float:
-        """Decode rate; the token that the prompt's own pass gives is not counted."""
-        stats = self.completion.stats
-        tokens = len(self.completion.token_ids) - (stats.prompt_seconds > 0)
-        return tokens / stats.decode_seconds if stats.decode_seconds > 0 and tokens > 0 else 0.0
+        """Decode rate; the tokens that the prompt's own passes give are not counted."""
+        tokens = sum(len(c.token_ids) - (c.stats.prompt_seconds > 0) for c in self.choices)
+        seconds = self.decode_seconds
+        return tokens / seconds if seconds > 0 and tokens > 0 else 0.0
 
 
 def answer(
@@ -41,27 +56,34 @@ def answer(
     *,
     trace: bool = False,
 ) -> Answer:
-    """Run a request to its end or to Ctrl-C. ``emit`` gets each piece as it becomes final."""
+    """Run a request to its end or to Ctrl-C. ``emit`` gets each piece as it becomes final; ``piece.index`` is its answer."""
+    from ..core.completion import Completion
+
     start = time.perf_counter()
-    row = engine.add(prompt, params, trace=trace)
+    rows = engine.submit(prompt, params, trace=trace)
     first = 0.0
+    going = list(rows)
     interrupts = Interrupts()
     try:
         with interrupts:
-            while not row.done and not interrupts.asked:
+            while not all(row.done for row in rows) and not interrupts.asked:
                 engine.step()
-                if not first and row.output:
+                if not first and any(row.output for row in rows):
                     first = time.perf_counter() - start
-                if emit is not None:
-                    _drain(engine, row, emit)
+                _drain(engine, going, emit)
     finally:
-        engine.abort(row)
-    if emit is not None:
-        _drain(engine, row, emit)
-    return Answer(engine.completion(row), first, time.perf_counter() - start, interrupts.asked)
+        for row in rows:
+            engine.abort(row)
+    _drain(engine, going, emit)
+    completion = Completion.together(rows, engine.names)
+    return Answer(completion, first, time.perf_counter() - start, interrupts.asked)
 
 
-def _drain(engine: Engine, row: Row, emit: Callable[[Piece], None]) -> None:
-    piece = row.drain(engine.names)
-    if piece is not None and (piece.text or piece.token_ids):
-        emit(piece)
+def _drain(engine: Engine, going: list[Row], emit: Callable[[Piece], None] | None) -> None:
+    """Emit what is new, and take the rows that ended off the list."""
+    for row in list(going):
+        piece = row.drain(engine.names) if emit is not None else None
+        if piece is not None and emit is not None:
+            emit(piece)
+        if row.done:
+            going.remove(row)

@@ -31,6 +31,7 @@ def run(args: argparse.Namespace) -> int:
     from .terminal import progress
 
     params = request(args)
+    _refuse(params)
     with progress() as tell:
         running = engine(args, tell)
     if not getattr(running.codec, "has_template", False):
@@ -39,6 +40,17 @@ def run(args: argparse.Namespace) -> int:
     with _history():
         conversation.loop()
     return 0
+
+
+def _refuse(params: SamplingParams) -> None:
+    """What a conversation on a terminal has no place for."""
+    for name, given, why in (
+        ("n", params.n > 1, "a conversation goes on from one answer"),
+        ("echo", params.echo, "a conversation shows what was said already"),
+        ("logprobs", params.logprobs is not None, "a conversation prints text alone"),
+    ):
+        if given:
+            raise BadRequest(f"--{name} is not for chat: {why}; leave it out, or use 'surefoot generate --json'")
 
 
 class Conversation:
@@ -104,6 +116,8 @@ class Conversation:
         said = done.completion.text
         print("" if said.endswith("\n") else "\n", end="")
         print(_dim(footer(done) + (" · stopped" if done.interrupted else "")))
+        if done.error is not None:
+            print(f"surefoot: error: {done.error}", file=sys.stderr)
         self.answers.append(done)
         if said:
             self.turns += [{"role": "user", "content": text}, {"role": "assistant", "content": said}]

@@ -10,18 +10,33 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest
+from .config import Config, track
+from .request_options import MAX_TOKENS, add_request, alias, request
+from .speculative import SpeculativeConfig
 
 if TYPE_CHECKING:
     from ..core.engine import Engine
-    from ..core.params import SamplingParams
     from ..models import Progress
 
+__all__ = [
+    "MAX_TOKENS",
+    "MODEL",
+    "add_drafting",
+    "add_model",
+    "add_request",
+    "engine",
+    "messages",
+    "prompt_for",
+    "request",
+]
+
 MODEL = "smollm2-135m-instruct"
-MAX_TOKENS = 512
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
-    """Which model runs, and how."""
+    """Which model runs, and how; and the file that options may stand in."""
+    track(parser)
+    parser.add_argument("--config", action=Config, metavar="FILE", help="a TOML file with options; the command line wins")
     group = parser.add_argument_group("model")
     group.add_argument(
         "-m", "--model", default=MODEL, metavar="REF", help=f"GGUF file, model folder, hub id, or {MODEL} (default)"
@@ -35,12 +50,13 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
     """How it is made faster; none of these changes the output."""
+    track(parser)
     group = parser.add_argument_group("drafting (never changes the output)")
     group.add_argument(
         "--drafter",
         default="auto",
         metavar="NAME[:K=V,…]",
-        help="auto (default), none, ngram, suffix or model, e.g. ngram:max_n=3,k=5",
+        help="auto (default), none, ngram, suffix, model or grammar, e.g. ngram:max_n=3,k=5",
     )
     group.add_argument("--controller", default="auto", metavar="NAME", help="auto (by measured cost, default), fixed or window")
     group.add_argument(
@@ -51,50 +67,14 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         help="most drafted tokens a pass; with fixed: always K",
     )
     group.add_argument("-md", "--draft-model", metavar="REF", help="draft model, a small relative of the model")
-
-
-def add_request(parser: argparse.ArgumentParser) -> None:
-    """What is asked of the model."""
-    group = parser.add_argument_group("request")
-    group.add_argument("--system", metavar="TEXT", help="system message")
+    alias(group, "--model-draft", "draft_model")
+    alias(group, "--assistant-model", "draft_model")
     group.add_argument(
-        "--max-tokens", type=int, default=MAX_TOKENS, metavar="N", help=f"most new tokens (default {MAX_TOKENS})"
-    )
-    group.add_argument("--temperature", type=float, default=0.0, metavar="T", help="0 is greedy (default)")
-    group.add_argument("--top-k", type=int, default=0, metavar="K", help="draw from the K most probable tokens (0: all)")
-    group.add_argument("--top-p", type=float, default=1.0, metavar="P", help="draw from the most probable tokens of mass P")
-    group.add_argument(
-        "--min-p", type=float, default=0.0, metavar="P", help="least probability, relative to the most probable token"
-    )
-    group.add_argument("--seed", type=int, metavar="N", help="the same seed gives the same output")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end before this text (repeatable)")
-    group.add_argument("--stop-token-ids", type=_ids, default=(), metavar="ID[,ID…]", help="tokens that end the output")
-    group.add_argument("--ignore-eos", action="store_true", help="go on past the model's end token")
-    group.add_argument("--verification", default="auto", metavar="RULE", help="auto (default), greedy, coupled or ratio")
-
-
-def _ids(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of token ids; write them as 1,2") from None
-
-
-def request(args: argparse.Namespace) -> SamplingParams:
-    """The request options, checked."""
-    from ..core.params import SamplingParams
-
-    return SamplingParams(
-        max_tokens=args.max_tokens,
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        seed=args.seed,
-        stop=tuple(args.stop),
-        stop_token_ids=args.stop_token_ids,
-        ignore_eos=args.ignore_eos,
-        verification=args.verification,
+        "--speculative-config",
+        action=SpeculativeConfig,
+        default=None,
+        metavar="JSON",
+        help="the same with vLLM's keys: method, num_speculative_tokens, model, prompt_lookup_max, prompt_lookup_min",
     )
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..core.completion import Completion
     from ..core.engine import Engine
+    from ..core.logprobs import Logprob
     from .answer import Answer
 
 
@@ -42,11 +45,11 @@ def footer(answer: Answer) -> str:
 def lines(answers: Iterable[Answer], drafter: str) -> list[str]:
     """Several lines on one answer or on all answers of a conversation."""
     all_answers = list(answers)
-    stats = [a.completion.stats for a in all_answers]
-    tokens = sum(len(a.completion.token_ids) for a in all_answers)
+    stats = [c.stats for a in all_answers for c in a.choices]
+    tokens = sum(len(c.token_ids) for a in all_answers for c in a.choices)
     prompt = sum(a.completion.usage.prompt_tokens for a in all_answers)
-    seconds = sum(s.decode_seconds for s in stats)
-    decoded = sum(a.tokens_per_second * a.completion.stats.decode_seconds for a in all_answers)
+    seconds = sum(a.decode_seconds for a in all_answers)
+    decoded = sum(a.tokens_per_second * a.decode_seconds for a in all_answers)
     drafts, drafted, kept = (
         sum(s.drafts for s in stats),
         sum(s.draft_tokens for s in stats),
@@ -69,28 +72,78 @@ def lines(answers: Iterable[Answer], drafter: str) -> list[str]:
             entry[2] += counts.accepted_tokens
     out += [f"  from {name:<9} {k} of {d} accepted ({n} drafts)" for name, (n, d, k) in by_source.items()]
     if drafter != "none":
-        out += [f"  from {name:<9} drafted nothing" for name in drafter.split("+") if name not in by_source]
+        # that nothing was forced is no news where nothing constrains the answer
+        silent = [name for name in drafter.split("+") if name not in by_source and name != "grammar"]
+        out += [f"  from {name:<9} drafted nothing" for name in silent]
         if not drafted:
             out.append("drafting did nothing here: no proposal was found, or by measured cost none would have paid")
     return out
 
 
 def values(answer: Answer, engine: Engine, model: str, seed: int | None) -> dict[str, Any]:
-    """The JSON object of one answer."""
+    """The JSON object of a request: its answer, or several under ``choices``."""
     completion = answer.completion
     usage = completion.usage
     rate, first = round(answer.tokens_per_second, 3), round(answer.first, 6)
+    speed = {"tokens_per_second": rate, "time_to_first_token": first}
+    if completion.choices:
+        said: dict[str, Any] = {"choices": [_choice(c, engine.codec, seed) for c in completion.choices]}
+    else:
+        said = _said(completion, engine.codec)
+        speed |= completion.stats.to_dict()  # type: ignore[arg-type]
     return {
         "model": model,
         "drafter": drafter_name(engine),
         **({"seed": seed} if seed is not None else {}),
-        "text": completion.text,
-        "token_ids": list(completion.token_ids),
-        "finish_reason": completion.finish_reason,
+        **said,
         "usage": {
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
             "total_tokens": usage.total_tokens,
         },
-        "stats": {"tokens_per_second": rate, "time_to_first_token": first, **completion.stats.to_dict()},
+        "stats": speed,
     }
+
+
+def _choice(completion: Completion, codec: Any, seed: int | None) -> dict[str, Any]:
+    own = {} if seed is None else {"seed": seed + completion.index}
+    return {"index": completion.index, **own, **_said(completion, codec), "stats": completion.stats.to_dict()}
+
+
+def _said(completion: Completion, codec: Any) -> dict[str, Any]:
+    """One answer; what was not asked for or did not happen has no key."""
+    found: dict[str, Any] = {
+        "text": completion.text,
+        "token_ids": list(completion.token_ids),
+        "finish_reason": completion.finish_reason,
+    }
+    if completion.error is not None:
+        found["error"] = completion.error
+    if completion.logprobs is not None:
+        found["logprobs"] = [_logprob(entry, codec) for entry in completion.logprobs]
+    if completion.prompt_logprobs is not None:
+        found["prompt_logprobs"] = [_logprob(entry, codec) for entry in completion.prompt_logprobs]
+    return found
+
+
+def _logprob(entry: Logprob | None, codec: Any) -> dict[str, Any] | None:
+    """``logprob``: by the model alone; ``asked``: by the law that the options make of it."""
+    if entry is None:
+        return None
+    top, asked = (
+        [{"token_id": token, "token": codec.token(token), "logprob": _finite(value)} for token, value in listed]
+        for listed in (entry.top, entry.top_asked)
+    )
+    return {
+        "token_id": entry.token,
+        "token": codec.token(entry.token),
+        "logprob": _finite(entry.logprob),
+        "asked": _finite(entry.asked),
+        "top_logprobs": top,
+        "top_asked": asked,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no infinity: the logarithm of 0 is null."""
+    return value if math.isfinite(value) else None

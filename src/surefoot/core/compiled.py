@@ -68,7 +68,11 @@ class Compiler:
                 raise Unsupported(f"{name} needs a tokenizer and a grammar library; load the model with surefoot.load")
             vocabulary = None if params.constrain_after is None else self.vocabulary("constrain_after")
             after = None if vocabulary is None else vocabulary.word(str(params.constrain_after))
-            parts.append(Constrained(name, self.grammars.matcher(params.constraint), after, vocabulary))
+            try:
+                matcher = self.grammars.matcher(params.constraint)
+            except BadRequest as error:
+                raise BadRequest(f"{name}: {error}") from None
+            parts.append(Constrained(name, matcher, after, vocabulary))
         if params.thinking_budget is not None:
             vocabulary = self.vocabulary("thinking_budget")
             assert self.codec is not None

@@ -128,6 +128,8 @@ class Engine:
             echo=self._echo(prompt, tokens) if params.echo else "",
         )
         row.state = self._compiler.state(params, row.tokens, row.stop_ids)
+        if row.state is not None:
+            row.state.check(traits.vocab_size, self._known)
         self._pool.check(row, params.n)
         if trace:
             row.stats.trace = []
@@ -137,7 +139,7 @@ class Engine:
 
     def fork(self, row: Row, extra: Sequence[int] = (), params: SamplingParams | None = None) -> Row:
         """A new request whose prompt is all that ``row`` holds now, plus ``extra``; the common cache is shared."""
-        return self.add([*row.tokens, *extra], params or row.params, parent=row)
+        return self.add([*row.tokens, *extra], params or replace(row.params, n=1), parent=row)
 
     def abort(self, row: Row) -> None:
         """End a request now; what was generated stays in the row. Harmless on a row that has ended."""
@@ -183,14 +185,14 @@ class Engine:
                     self.abort(row)
         return found
 
-    def stream(self, prompt: Prompt, *, trace: bool = False, **options: Any) -> Iterator[Piece]:
-        """Pieces of one request as they become final; closing the iterator ends the request.
+    def stream(self, prompt: Prompt, *, trace: bool = False, per_token: bool = False, **options: Any) -> Iterator[Piece]:
+        """Pieces of one request as they become final, one a pass or one a token; closing the iterator ends the request.
 
         With ``n`` above 1 the pieces of all answers come as they are made; ``piece.index`` tells which one they belong to.
         """
-        return self.follow(*self.submit(prompt, SamplingParams.build(options), trace=trace))
+        return self.follow(*self.submit(prompt, SamplingParams.build(options), trace=trace), per_token=per_token)
 
-    def follow(self, *rows: Row) -> Iterator[Piece]:
+    def follow(self, *rows: Row, per_token: bool = False) -> Iterator[Piece]:
         """Step until the rows end and yield their pieces. A row that fails raises its error after its last piece."""
         going = list(rows)
         try:
@@ -198,7 +200,7 @@ class Engine:
                 for row in list(going):
                     piece = row.drain(self.names)
                     if piece is not None:
-                        yield piece
+                        yield from piece.split() if per_token else (piece,)
                     if piece is not None and piece.finish_reason is not None:
                         going.remove(row)
                         if row.error is not None:
@@ -282,29 +284,39 @@ class Engine:
             kept = self._commit(part, verdict)
         else:
             laws = Laws(logits, row.params, row.state, tree.tokens.tolist(), tree.parents.tolist(), self._known)
-            if rule == "greedy":
-                verdict = walk(tree, lambda node, depth: laws.best(node))
-            else:
-                verdict = verify(tree, laws, row.noise, rule, len(row.tokens), row.turn)
+            failed: BadRequest | None = None
+            try:
+                if rule == "greedy":
+                    verdict = walk(tree, lambda node, depth: laws.best(node))
+                else:
+                    verdict = verify(tree, laws, row.noise, rule, len(row.tokens), row.turn)
+            except BadRequest as error:
+                # what was accepted before stays, as in plain decoding, and may have ended the request already
+                reached = laws.reached()
+                if not reached:
+                    raise
+                verdict, failed = Verdict(reached, PENDING), error
+            chosen = len(verdict.path) + (failed is None)
             # both look at the states before they are committed
-            logprobs = self._logprobs(part, laws, verdict)
+            logprobs = self._logprobs(part, laws, verdict, chosen)
             trace = record(row, tree, laws, verdict, part.drafter) if row.stats.trace is not None else None
-            kept = self._commit(part, verdict)
+            kept = self._commit(part, verdict, chosen)
             if row.logprobs is not None:
                 row.logprobs += logprobs[:kept]
+            if failed is not None:
+                row.fail(failed)
         # the last kept token stays pending; its KV, if any, is not committed
         lead = len(part.lead)
         path = [*range(lead + 1), *(lead + i for i in verdict.path[: kept - 1])]
         return Outcome(verdict, path, kept, None if trace is None else trace.kept_first(kept))
 
-    def _logprobs(self, part: Part, laws: Laws, verdict: Verdict) -> list[Logprob]:
-        """Of the path and the target's own token."""
+    def _logprobs(self, part: Part, laws: Laws, verdict: Verdict, chosen: int) -> list[Logprob]:
+        """Of the first ``chosen`` of the path and the target's own token."""
         most = part.row.params.logprobs
         if most is None:
             return []
-        tokens = part.tree.tokens.tolist()
-        chosen = [*(tokens[i] for i in verdict.path), verdict.token]
-        return [logprob(laws, node, token, most) for node, token in zip((0, *verdict.path), chosen, strict=True)]
+        nodes = (0, *verdict.path)
+        return [logprob(laws, nodes[i], token, most) for i, token in enumerate(_chosen(part, verdict)[:chosen])]
 
     def _score_prompt(self, part: Part, logits: Tensor) -> None:
         """Log-probabilities of the prompt tokens that follow the part's pending ones; ``logits`` [n, V]."""
@@ -315,13 +327,12 @@ class Engine:
         following = row.tokens[part.slot.length + 1 : min(part.slot.length + 1 + logits.shape[0], row.n_prompt)]
         row.prompt_logprobs += [logprob(laws, node, token, most) for node, token in enumerate(following)]
 
-    def _commit(self, part: Part, verdict: Verdict) -> int:
-        """Commit a verdict to its row and count what was kept."""
+    def _commit(self, part: Part, verdict: Verdict, chosen: int | None = None) -> int:
+        """Commit a verdict, or the first ``chosen`` tokens of it, to its row and count what was kept."""
         row = part.row
-        tokens, sources = part.tree.tokens.tolist(), part.tree.source.tolist()
-        chosen = [*(tokens[i] for i in verdict.path), verdict.token]
+        sources = part.tree.source.tolist()
         origin = [*(sources[i] for i in verdict.path), PENDING]
-        kept = row.commit(chosen, origin)
+        kept = row.commit(_chosen(part, verdict)[:chosen], origin[:chosen])
         row.stats.add_pass([self.names[s] for s in sources[1:]], [self.names[s] for s in origin[:kept]])
         return kept
 
@@ -361,3 +372,9 @@ class Engine:
         if not all(0 <= t < vocab for t in tokens):
             raise BadRequest(f"prompt token ids must lie in 0..{vocab - 1}; tokenize with the target's tokenizer")
         return tokens
+
+
+def _chosen(part: Part, verdict: Verdict) -> list[int]:
+    """Tokens of the accepted path and the target's own."""
+    tokens = part.tree.tokens.tolist()
+    return [*(tokens[i] for i in verdict.path), verdict.token]

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .law import host, log_law, row_law
+from .law import host, row_law, support
+from .noise import Noise
 from .params import SamplingParams
 from .shaping import State
 
@@ -23,7 +24,7 @@ Array = np.ndarray[Any, Any]
 class Laws:
     """``logits`` [N, V] of the nodes with these tokens and parents; ids from ``known`` on are padding and impossible."""
 
-    __slots__ = ("_known", "_parents", "_rows", "_shaped", "_state", "_states", "_tokens", "params")
+    __slots__ = ("_asked", "_known", "_parents", "_rows", "_shaped", "_state", "_states", "_tokens", "params")
 
     def __init__(
         self,
@@ -40,6 +41,7 @@ class Laws:
         self._tokens = tokens
         self._parents = parents
         self._known = self._rows.shape[-1] if known is None else known
+        self._asked = 0
         self._states: dict[int, State] = {}
         self._shaped: dict[int, Array] = {}
 
@@ -47,12 +49,18 @@ class Laws:
         """The law [V] that the token after ``node`` is taken from; :class:`BadRequest` if no token is possible."""
         return torch.from_numpy(row_law(self.shaped(node), self.params))
 
+    def draw(self, node: int, noise: Noise, position: int, lane: int, turn: int = 0) -> int:
+        """A token drawn from the law after ``node``."""
+        ids, weights = support(self.shaped(node), self.params)
+        return noise.categorical(weights, position, lane, turn, ids)
+
     def best(self, node: int) -> int:
         """The most probable token; the smallest id wins a tie."""
         return int(self.shaped(node).argmax())
 
     def shaped(self, node: int) -> Array:
         """Logits [V] after the options that change logits, before temperature and filters. Not to be changed."""
+        self._asked = node
         found = self._shaped.get(node)
         if found is None:
             found = self._rows[node]
@@ -64,20 +72,29 @@ class Laws:
             self._shaped[node] = found
         return found
 
-    def log_model(self, node: int) -> Array:
-        """log softmax [V] of the model's own logits over the tokens that exist."""
-        row = self._rows[node]
+    def reached(self) -> tuple[int, ...]:
+        """Path, without the root, of the node that was asked for last."""
+        path: list[int] = []
+        node = self._asked
+        while node > 0:
+            path.append(node)
+            node = self._parents[node]
+        return tuple(reversed(path))
+
+    def model(self, node: int) -> Array:
+        """The model's own logits [V]; ids that stand for nothing are -inf. Not to be changed."""
+        row: Array = self._rows[node]
         if self._known < row.shape[0]:
             row = row.copy()
             row[self._known :] = -np.inf
-        return log_law(row)
+        return row
 
-    def log_asked(self, node: int) -> Array:
-        """Log of the law [V] after all options; where decoding is greedy: of the shaped logits at temperature 1."""
+    def asked(self, node: int) -> Array:
+        """Logits [V] whose softmax is the law after all options; where decoding is greedy, without temperature and filters."""
         if self.params.temperature == 0:
-            return log_law(self.shaped(node))
+            return self.shaped(node)
         with np.errstate(divide="ignore"):
-            return np.asarray(np.log(row_law(self.shaped(node), self.params).astype(np.float64)))
+            return np.asarray(np.log(row_law(self.shaped(node), self.params)))
 
     def _at(self, node: int) -> State:
         """The state after the node's path; the root's is the row's own."""

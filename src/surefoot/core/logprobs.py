@@ -12,10 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from .law import log_total
 from .laws import Laws
 
 Array = np.ndarray[Any, Any]
 Top = tuple[tuple[int, float], ...]
+_NEAR = 8.0
+"""The most probable tokens are looked for this near to the best logit first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +34,16 @@ class Logprob:
 
 def logprob(laws: Laws, node: int, token: int, most: int) -> Logprob:
     """Of ``token`` after ``node``; ``most``: how many of the most probable tokens to list."""
-    model, asked = laws.log_model(node), laws.log_asked(node)
-    return Logprob(token, float(model[token]), float(asked[token]), _top(model, most), _top(asked, most))
+    (own, top), (asked, top_asked) = (_of(logits, token, most) for logits in (laws.model(node), laws.asked(node)))
+    return Logprob(token, own, asked, top, top_asked)
 
 
-def _top(logs: Array, most: int) -> Top:
+def _of(logits: Array, token: int, most: int) -> tuple[float, Top]:
+    total = log_total(logits)
     if not most:
-        return ()
-    most = min(most, logs.shape[0])
-    ids = np.argpartition(-logs, most - 1)[:most]
-    ids = ids[np.lexsort((ids, -logs[ids]))]
-    return tuple((int(i), float(logs[i])) for i in ids if logs[i] > -np.inf)
+        return float(logits[token]) - total, ()
+    near = np.flatnonzero(logits > logits.max() - _NEAR)
+    if len(near) < most:
+        near = np.flatnonzero(logits > -np.inf)
+    best = near[np.lexsort((near, -logits[near]))][:most]
+    return float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in best)

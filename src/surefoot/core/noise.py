@@ -3,7 +3,7 @@
 A draw is a pure function of its key, so the number of drafted tokens, the batch and the order of work cannot
 shift it. Generator: Philox-4x64 (Salmon et al., SC'11), key = seed, counter = (0, round, lane, position). A race over a
 vocabulary runs on the SplitMix64 stream (Steele et al., OOPSLA'14) that the draw starts, so that the number of token i is a
-function of i and a filtered law costs no more than its support; doubles of 53 bits, so that no token wins by a zero.
+function of i and a race costs no more than the tokens that matter; doubles of 53 bits, so that no token wins by a zero.
 
 ``Enumerate`` answers the same calls by walking through *all* outcomes with their exact probabilities; the exact
 tests run engine and verifier on it.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -22,14 +22,20 @@ TARGET, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3
 """Lanes: the target's own draw, acceptance tests, residual draws, a drafter's own draws."""
 
 _M64 = (1 << 64) - 1
+_LIGHT = 1e-3
+"""Weight, relative to the heaviest token's, below which tokens run together."""
+_TOGETHER = np.array([1 << 40])
+"""Their place in the stream; no vocabulary reaches it."""
 T = TypeVar("T")
+Array = np.ndarray[Any, Any]
+Weights = Tensor | Array
 
 
 class Noise(Protocol):
     """Source of every random decision of one row."""
 
-    def categorical(self, weights: Tensor, position: int, lane: int, turn: int = 0) -> int:
-        """An index drawn in proportion to ``weights`` [V] (non-negative, not all zero)."""
+    def categorical(self, weights: Weights, position: int, lane: int, turn: int = 0, ids: Array | None = None) -> int:
+        """A token drawn in proportion to ``weights`` [V] (non-negative, not all zero), or [n], those of ``ids`` [n]."""
         ...
 
     def accept(self, probability: float, position: int, lane: int, turn: int = 0, index: int = 0) -> bool:
@@ -50,18 +56,40 @@ class Philox:
         counter = np.array([0, turn & _M64, lane, position], dtype=np.uint64)
         return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
 
-    def categorical(self, weights: Tensor, position: int, lane: int, turn: int = 0) -> int:
-        w = weights.detach().cpu().numpy()
-        running = np.flatnonzero(w)
-        start = int(self._generator(position, lane, turn).bit_generator.random_raw())
-        # argmax(w / E) with E ~ Exp(1) is argmax(log w + Gumbel) without most of the logarithms
-        return int(running[(w[running] / exponentials(start, running)).argmax()])
+    def categorical(self, weights: Weights, position: int, lane: int, turn: int = 0, ids: Array | None = None) -> int:
+        return race(_numbers(weights), int(self._generator(position, lane, turn).bit_generator.random_raw()), ids)
 
     def accept(self, probability: float, position: int, lane: int, turn: int = 0, index: int = 0) -> bool:
         return bool(self._generator(position, lane, turn).random(index + 1)[index] < probability)
 
 
-def exponentials(start: int, index: np.ndarray) -> np.ndarray:
+def race(w: Array, start: int, ids: Array | None = None) -> int:
+    """The token with the largest w / E, E ~ Exp(1), which is argmax(log w + Gumbel); ``w`` as in :class:`Noise`.
+
+    Tokens of little weight run as one, with their common weight, and among themselves only if they win: a race of the rest
+    of the vocabulary would cost more than all else at a position. The law of the winner is the same, exactly.
+    """
+    least = _LIGHT * w.max()
+    heavy = np.flatnonzero(w >= least)
+    own = w[heavy]
+    names = heavy if ids is None else ids[heavy]
+    reach = own / exponentials(start, names)
+    first = int(reach.argmax())
+    if len(heavy) < len(w):
+        rest = float(w.sum()) - float(own.sum())
+        if rest > 0.0 and rest / float(exponentials(start, _TOGETHER)[0]) > float(reach[first]):
+            light = np.flatnonzero((w > 0) & (w < least))
+            if len(light):  # else the rest was rounding
+                names = light if ids is None else ids[light]
+                return int(names[(w[light] / exponentials(start, names)).argmax()])
+    return int(names[first])
+
+
+def _numbers(weights: Weights) -> Array:
+    return weights.detach().cpu().numpy() if isinstance(weights, Tensor) else weights
+
+
+def exponentials(start: int, index: Array) -> Array:
     """Exp(1) numbers at these places (int [n], from 0) of the SplitMix64 stream that begins at ``start``; float64 [n]."""
     with np.errstate(over="ignore"):
         z = (index.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
@@ -91,10 +119,10 @@ class Enumerate:
         self.probability *= probabilities[which]
         return outcomes[which]
 
-    def categorical(self, weights: Tensor, position: int, lane: int, turn: int = 0) -> int:
-        w = weights.detach().cpu().double().numpy()
+    def categorical(self, weights: Weights, position: int, lane: int, turn: int = 0, ids: Array | None = None) -> int:
+        w = _numbers(weights).astype(np.float64)
         support = np.flatnonzero(w > 0)
-        return self._take(support.tolist(), (w[support] / w[support].sum()).tolist())
+        return self._take((support if ids is None else ids[support]).tolist(), (w[support] / w[support].sum()).tolist())
 
     def accept(self, probability: float, position: int, lane: int, turn: int = 0, index: int = 0) -> bool:
         if probability <= 0.0 or probability >= 1.0:

@@ -111,8 +111,8 @@ class SamplingParams:
             ("typical_p", is_number(self.typical_p) and 0 < self.typical_p <= 1, "above 0 and at most 1 (1 is off)"),
             (
                 "repetition_penalty",
-                is_number(self.repetition_penalty) and self.repetition_penalty > 0,
-                "a positive number (1 is off)",
+                is_number(self.repetition_penalty, 1e3) and self.repetition_penalty >= 1e-3,
+                "from 0.001 to 1000 (1 is off)",
             ),
             ("presence_penalty", is_number(self.presence_penalty, 2), "from -2 to 2 (0 is off)"),
             ("frequency_penalty", is_number(self.frequency_penalty, 2), "from -2 to 2 (0 is off)"),

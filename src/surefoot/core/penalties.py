@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 class _Seen:
     """Distinct tokens in arrays that grow, with their counts in the output."""
 
-    __slots__ = ("counts", "ids", "n", "place")
+    __slots__ = ("_offset", "counts", "ids", "n", "place")
 
     def __init__(self, prompt: Sequence[int]) -> None:
         distinct = list(dict.fromkeys(prompt))
@@ -27,6 +27,7 @@ class _Seen:
         self.ids[: self.n] = distinct
         self.counts = np.zeros(2 * self.n + 64)
         self.place = {token: i for i, token in enumerate(distinct)}
+        self._offset: Array | None = None
 
     def add(self, token: int) -> None:
         at = self.place.get(token)
@@ -38,6 +39,19 @@ class _Seen:
             self.ids[at] = token
             self.n += 1
         self.counts[at] += 1
+        self._offset = None
+
+    def count(self, token: int) -> float:
+        """Occurrences in the output."""
+        at = self.place.get(token)
+        return 0.0 if at is None else float(self.counts[at])
+
+    def offset(self, presence: float, frequency: float) -> Array:
+        """What is subtracted from each token's logit [n]; the same for all nodes of a pass."""
+        if self._offset is None:
+            counts = self.counts[: self.n]
+            self._offset = presence * (counts > 0) + frequency * counts
+        return self._offset
 
 
 class Penalties:
@@ -53,28 +67,24 @@ class Penalties:
         self._extra: list[int] | None = None if _of is None else list(_of._extra or ())
 
     def apply(self, logits: Array, tokens: Sequence[int]) -> None:
-        seen = self._seen
-        extra = self._extra or []
-        ids, counts = seen.ids[: seen.n], seen.counts[: seen.n]
-        if extra:
-            counts = counts.copy()
-            fresh: dict[int, int] = {}
-            for token in extra:
-                at = seen.place.get(token)
-                if at is None:
-                    fresh[token] = fresh.get(token, 0) + 1
-                else:
-                    counts[at] += 1
-            if fresh:
-                ids = np.concatenate([ids, np.fromiter(fresh, np.int64, len(fresh))])
-                counts = np.concatenate([counts, np.fromiter(fresh.values(), np.float64, len(fresh))])
+        seen, extra = self._seen, self._extra or ()
         repetition, presence, frequency = self._factors
-        x = logits[ids].astype(np.float64)
+        # tokens of the fork's own path, from the logits as they come
+        fresh = {token: float(logits[token]) for token in extra}
+        ids = seen.ids[: seen.n]
+        x = logits[ids]
         if repetition != 1.0:
-            x = np.where(x > 0, x / repetition, x * repetition)
+            x *= np.where(x > 0, x.dtype.type(1.0 / repetition), x.dtype.type(repetition))
         if presence or frequency:
-            x -= presence * (counts > 0) + frequency * counts
+            x -= seen.offset(presence, frequency).astype(x.dtype)
         logits[ids] = x
+        for token, value in fresh.items():
+            if repetition != 1.0:
+                value = float(logits.dtype.type(value) * logits.dtype.type(1.0 / repetition if value > 0 else repetition))
+            if presence or frequency:
+                offset = presence + frequency * (seen.count(token) + extra.count(token))
+                value = float(logits.dtype.type(value) - logits.dtype.type(offset))
+            logits[token] = value
 
     def advance(self, token: int) -> None:
         if self._extra is None:

@@ -34,10 +34,7 @@ class Thinking:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Thinking may have begun in the prompt (chat templates write the first marker)."""
-        text = self._vocabulary.text(prompt)
-        self._inside = text.rfind(self._start) > text.rfind(self._end)
-        longest = max(len(self._start), len(self._end)) - 1
-        self._tail = text[max(0, len(text) - longest) :] if not self._inside else b""
+        self._scan(self._vocabulary.text(prompt))
 
     @property
     def forcing(self) -> bool:
@@ -60,10 +57,11 @@ class Thinking:
             return
         if self._inside:
             self._left -= 1
-        text = self._tail + self._vocabulary.piece(token)
-        wanted = self._end if self._inside else self._start
-        at = text.find(wanted)
-        if at >= 0:
+        self._scan(self._tail + self._vocabulary.piece(token))
+
+    def _scan(self, text: bytes) -> None:
+        """Find the markers that ``text`` completes; a token may hold several."""
+        while (at := text.find(wanted := self._end if self._inside else self._start)) >= 0:
             self._inside = not self._inside
             text = text[at + len(wanted) :]
         longest = max(len(self._start), len(self._end)) - 1
@@ -106,6 +104,7 @@ class Constrained:
         text = self._tail + self._vocabulary.piece(token)
         if text.endswith(self._after.text):
             self._after = None
+            self._matcher = self._matcher.fork()  # up to here it was shared with all forks
         else:
             longest = len(self._after.text) - 1
             self._tail = text[max(0, len(text) - longest) :]

@@ -8,9 +8,9 @@ stream, log-probabilities and usage follow its return value.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ..errors import SurefootError
+from ..errors import BadRequest, SurefootError
 from .logprobs import Logprob
 from .noise import Noise, Philox
 from .params import SamplingParams
@@ -35,6 +35,28 @@ class Piece:
     logprobs: tuple[Logprob, ...] = ()
     index: int = 0
     error: str | None = None
+    ends: tuple[int, ...] = ()
+    """Length of ``text`` after each token."""
+
+    def split(self) -> list[Piece]:
+        """One piece a token; the same text, and the end on the last of them."""
+        n = len(self.token_ids)
+        if n < 2:
+            return [self]
+        cuts = [0, *self.ends[:-1], len(self.text)]
+        return [
+            replace(
+                self,
+                text=self.text[cuts[i] : cuts[i + 1]],
+                token_ids=self.token_ids[i : i + 1],
+                sources=self.sources[i : i + 1],
+                finish_reason=self.finish_reason if i == n - 1 else None,
+                logprobs=self.logprobs[i : i + 1],
+                error=self.error if i == n - 1 else None,
+                ends=(cuts[i + 1] - cuts[i],),
+            )
+            for i in range(n)
+        ]
 
 
 class Row:
@@ -80,6 +102,8 @@ class Row:
         self.error: SurefootError | None = None
         self._decoder = decoder
         self._withheld = ""
+        self._ends: list[int] = []
+        """Length of the final text after each output token."""
         self._sent_text = 0
         self._sent_tokens = 0
 
@@ -111,16 +135,21 @@ class Row:
         for kept, (token, source) in enumerate(zip(tokens, sources, strict=True), 1):
             self.tokens.append(token)
             self.sources.append(source)
-            if self.state is not None:
-                self.state.advance(token)
             stopped = self._read(token)
+            self._ends.append(len(self.text))
+            if self.state is not None:
+                try:
+                    self.state.advance(token)
+                except BadRequest as error:
+                    self.fail(error)
+                    return kept
             if stopped or token in self.stop_ids or (self.state is not None and self.state.ended):
                 self.finish_reason = "stop"
             elif self.remaining <= 0:
                 self.finish_reason = "length"
             if self.done:
-                if not stopped:
-                    self._flush()
+                if not stopped and self._flush() and self.finish_reason == "length":
+                    self.finish_reason = "stop"  # the text that was held back had a stop string: it wins over the limit
                 return kept
         return len(tokens)
 
@@ -139,7 +168,8 @@ class Row:
 
     def drain(self, names: Mapping[int, str]) -> Piece | None:
         """What was kept since the last call; ``names`` maps source numbers to drafters."""
-        text, start = self.text[self._sent_text :], self._sent_tokens
+        before, start = self._sent_text, self._sent_tokens
+        text = self.text[before:]
         if not text and start == len(self.sources) and not self.done:
             return None
         self._sent_text, self._sent_tokens = len(self.text), len(self.sources)
@@ -151,6 +181,7 @@ class Row:
             tuple(self.logprobs[start:]) if self.logprobs is not None else (),
             self.index,
             None if self.error is None else str(self.error),
+            tuple(end - before for end in self._ends[start:]),
         )
 
     def _read(self, token: int) -> bool:
@@ -159,8 +190,9 @@ class Row:
             return False
         return self._release(self._decoder.push(token), final=False)
 
-    def _flush(self) -> None:
-        self._release(self._decoder.flush() if self._decoder is not None else "", final=True)
+    def _flush(self) -> bool:
+        """Add the text of an incomplete tail; True if it completed a stop string."""
+        return self._release(self._decoder.flush() if self._decoder is not None else "", final=True)
 
     def _release(self, new: str, final: bool) -> bool:
         stops = self.params.stop

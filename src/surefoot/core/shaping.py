@@ -10,7 +10,7 @@ Order: logit_bias, repetition_penalty, presence and frequency penalty, your proc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,6 +62,10 @@ class History(Sequence[int]):
     def __len__(self) -> int:
         return len(self.base) + len(self.extra)
 
+    def __iter__(self) -> Iterator[int]:
+        yield from self.base
+        yield from self.extra
+
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [*self.base, *self.extra][index]
@@ -74,12 +78,13 @@ class History(Sequence[int]):
 class State:
     """All options of one request that look at tokens; ``tokens`` is the row's own list."""
 
-    __slots__ = ("_parts", "_tokens", "_extra")
+    __slots__ = ("_extra", "_masked", "_parts", "_tokens")
 
     def __init__(self, parts: Sequence[Processor], tokens: Sequence[int], extra: Sequence[int] | None = None) -> None:
         self._parts = parts
         self._tokens = tokens
         self._extra = extra
+        self._masked = any(part.mask for part in parts)
 
     def fork(self) -> State:
         """A copy for a path below the row's last token; valid until the row commits."""
@@ -100,11 +105,16 @@ class State:
         tokens = History(self._tokens, self._extra or ())
         for part in self._parts:
             part.apply(out, tokens)
-        if not float(out.max()) > -np.inf:
+        if self._masked and not float(out.max()) > -np.inf:
             names = " and ".join(sorted({part.mask for part in self._parts if part.mask}))
             names = names or "logits_processors"
             raise BadRequest(f"no token is possible at token {len(tokens)} of the request: loosen {names}")
         return out
+
+    def check(self, size: int, known: int) -> None:
+        """:class:`BadRequest` if the options alone, whatever the logits [size], leave none of ``known`` tokens possible now."""
+        masks = [part for part in self._parts if part.mask and part.mask != Custom.mask]
+        State(masks, self._tokens).shape(np.zeros(size), known)
 
     def forced(self, limit: int) -> list[int]:
         """At most ``limit`` tokens that are without alternative, as far as that is cheap to know."""
@@ -168,22 +178,28 @@ class Custom:
             raise BadRequest(f"logits_processors: {_name(given)} has only one of fork and advance; give both, or neither")
 
     def apply(self, logits: Logits, tokens: Sequence[int]) -> None:
-        try:
-            made = self._given(list(tokens), torch.from_numpy(logits.copy()))
-        except Exception as error:
-            raise BadRequest(f"logits_processors: {_name(self._given)} failed: {type(error).__name__}: {error}") from error
+        made = self._call(self._given, list(tokens), torch.from_numpy(logits.copy()))
         if not isinstance(made, Tensor) or made.shape != logits.shape:
             raise BadRequest(f"logits_processors: {_name(self._given)} must return logits of shape {list(logits.shape)}")
-        if bool(made.isnan().any()):
-            raise BadRequest(f"logits_processors: {_name(self._given)} returned NaN; return numbers")
-        logits[:] = made.detach().cpu().numpy()
+        made = made.detach().cpu().to(torch.from_numpy(logits).dtype)
+        if not bool((made < torch.inf).all()):  # NaN is not either
+            raise BadRequest(f"logits_processors: {_name(self._given)} returned NaN or infinity; return numbers or -inf")
+        logits[:] = made.numpy()
 
     def advance(self, token: int) -> None:
         if self._advance is not None:
-            self._advance(token)
+            self._call(self._advance, token)
 
     def fork(self) -> Custom:
-        return self if self._fork is None else Custom(self._fork())
+        return self if self._fork is None else Custom(self._call(self._fork))
+
+    def _call(self, function: Any, *arguments: Any) -> Any:
+        """Whatever goes wrong in a user's code is the request's error, not the engine's."""
+        try:
+            return function(*arguments)
+        except Exception as error:
+            what = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            raise BadRequest(f"logits_processors: {_name(self._given)} failed: {what}") from error
 
 
 def _name(given: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import BadRequest
+from .law import log_total
 from .laws import Laws
 from .protocols import Verdict
 from .request import Row
@@ -31,6 +32,7 @@ def record(row: Row, tree: DraftTree, laws: Laws, verdict: Verdict, drafter: str
 
 def _probability(laws: Laws, node: int, token: int) -> float:
     try:
-        return float(np.exp(laws.log_asked(node)[token]))
+        asked = laws.asked(node)
+        return float(np.exp(float(asked[token]) - log_total(asked)))
     except BadRequest:  # below a token that the options make impossible
         return 0.0

@@ -26,9 +26,11 @@ RULES = ("auto", "greedy", "coupled", "ratio")
 
 
 class PerNode(Protocol):
-    """The law [V] at a node, made when it is asked for."""
+    """The law [V] at a node, made when it is asked for; or only a draw from it, which costs less."""
 
     def __getitem__(self, node: int) -> Tensor: ...
+
+    def draw(self, node: int, noise: Noise, position: int, lane: int, turn: int = 0) -> int: ...
 
 
 def walk(tree: DraftTree, choose: Callable[[int, int], int]) -> Verdict:
@@ -54,14 +56,14 @@ def greedy(tree: DraftTree, best: Best | list[int]) -> Verdict:
 
 def coupled(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int) -> Verdict:
     """``p`` [N, V]; the token at ``position + depth`` is argmax(log p + Gumbel[seed, position + depth])."""
-    return walk(tree, lambda node, depth: noise.categorical(p[node], position + depth, TARGET))
+    return walk(tree, lambda node, depth: _draw(p, node, noise, position + depth, 0))
 
 
 def ratio(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int, turn: int) -> Verdict:
     """``p`` [N, V]. ``turn`` counts the row's passes: a fresh draw for every trial of a position."""
     laws = tree.law_rows()
     if not laws:
-        return walk(tree, lambda node, depth: noise.categorical(p[node], position + depth, TARGET, turn))
+        return walk(tree, lambda node, depth: _draw(p, node, noise, position + depth, turn))
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
     path: list[int] = []
     node = 0
@@ -83,6 +85,12 @@ def ratio(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int, tur
             return Verdict(tuple(path), noise.categorical(current, here, RESIDUAL, turn))
         path.append(child)
         node = child
+
+
+def _draw(p: PerNode | Tensor, node: int, noise: Noise, position: int, turn: int) -> int:
+    if isinstance(p, Tensor):
+        return noise.categorical(p[node], position, TARGET, turn)
+    return p.draw(node, noise, position, TARGET, turn)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:

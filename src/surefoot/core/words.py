@@ -29,7 +29,7 @@ class Word:
         self.text = text
         whole = [i for i in order if text in pieces[i]]
         self.completing = [np.array(whole, np.int64)]
-        self.overshooting = [np.array([i for i in whole if not pieces[i].endswith(text)], np.int64)]
+        self.overshooting = [np.array([i for i in whole if pieces[i].find(text) + len(text) < len(pieces[i])], np.int64)]
         for begun in range(1, len(text)):
             rest = text[begun:]
             at = bisect_left(order, rest, key=lambda i: pieces[i])

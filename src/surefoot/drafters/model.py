@@ -5,6 +5,7 @@ gives the first drafted token, then drafts on a fork that is closed at the end: 
 
 Greedy rows get the draft's argmax. Sampled rows verified by ``ratio`` get tokens drawn from the draft's law, which is
 reported as ``q``; under ``coupled`` the draft draws with the target's own noise, which agrees more often, and reports nothing.
+The request's options shape the draft's logits as they shape the target's, each token with its own path as history.
 """
 
 from __future__ import annotations
@@ -12,24 +13,31 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.law import argmax, law
+from ..core.law import host, row_law, support
 from ..core.noise import DRAFT, TARGET
 from ..core.protocols import Need, Plan, Scores, Slot, TargetModel, Verdict
 from ..core.request import Row
+from ..core.shaping import State
 from ..core.tree import DraftTree, Forest
-from ..errors import BackendError, VocabMismatch
+from ..errors import BackendError, BadRequest, VocabMismatch
 
 
 class ModelDrafter:
-    """``vocab_size``: that of the target; the draft's may be padded beyond it or fall short of it, with equal ids."""
+    """``vocab_size``: that of the target; the draft's may be padded beyond it or fall short of it, with equal ids.
+
+    ``known``: ids from here on stand for nothing in the tokenizer and are never drafted.
+    """
 
     name = "model"
     needs = Need()
 
-    def __init__(self, draft: TargetModel, vocab_size: int, *, chunk: int = 256, source: int = 1) -> None:
+    def __init__(
+        self, draft: TargetModel, vocab_size: int, *, known: int | None = None, chunk: int = 256, source: int = 1
+    ) -> None:
         if abs(draft.traits.vocab_size - vocab_size) > max(512, vocab_size // 100):
             raise VocabMismatch(
                 f"the draft model has {draft.traits.vocab_size} tokens, the target {vocab_size}; use a draft of the same family"
@@ -37,14 +45,17 @@ class ModelDrafter:
         self.draft = draft
         self.source = source
         self._vocab = vocab_size
+        self._known = min(draft.traits.vocab_size, vocab_size if known is None else known)
         self._chunk = min(chunk, draft.traits.max_nodes)
         self._slots: dict[int, Slot] = {}
         self._without: set[int] = set()
         """Rows that the draft's cache had no room for."""
+        self._told = False
+        """Whether it was said that the draft's context is the shorter one: once is enough."""
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         trees = {row.id: DraftTree.chain(row.tokens[-1:]) for row in rows}
-        live = [(r, min(p.depth, p.nodes)) for r, p in zip(rows, plans, strict=True) if self._fits(r, p)]
+        live = [(r, depth) for r, p in zip(rows, plans, strict=True) if (depth := self._depth(r, p)) > 0]
         if not live:
             return list(trees.values())
         try:
@@ -57,14 +68,25 @@ class ModelDrafter:
             warnings.warn(f"the draft model stops drafting for {len(live)} requests: {error}", RuntimeWarning, stacklevel=2)
         return [trees[row.id] for row in rows]
 
-    def _fits(self, row: Row, plan: Plan) -> bool:
+    def _depth(self, row: Row, plan: Plan) -> int:
+        """How many tokens to draft: the plan's, cut to the draft's context; 0 where it cannot read the row."""
         if row.id in self._without:
-            return False
+            return 0
         slot, known = self._slots.get(row.id), self.draft.traits.vocab_size
         if known < self._vocab and max(row.tokens[slot.length if slot is not None else 0 :]) >= known:
             self._without.add(row.id)  # a token that the draft cannot read
-            return False
-        return len(row.tokens) + min(plan.depth, plan.nodes) + self.draft.traits.min_width <= self.draft.traits.max_context
+            return 0
+        depth = min(plan.depth, plan.nodes)
+        room = self.draft.traits.max_context - self.draft.traits.min_width - len(row.tokens)
+        if room < min(depth, 1) and not self._told:
+            self._told = True
+            warnings.warn(
+                f"the draft model's context holds {self.draft.traits.max_context} tokens; requests go on without drafts from "
+                "there, which is slower; give a draft model with a longer context",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return min(depth, room)
 
     def _catch_up(self, rows: Sequence[Row]) -> Tensor:
         """Commit all verified tokens; logits [B, V] after each row's last one."""
@@ -103,43 +125,51 @@ class ModelDrafter:
         try:
             drafted: list[list[int]] = [[r.tokens[-1]] for r, _ in live]
             laws: list[list[Tensor]] = [[] for _ in live]
+            states: list[State | None] = [None] * len(live)
             going = list(range(len(live)))
             step = 0
             while going:
-                for i, row_logits in zip(going, logits, strict=True):
-                    token, q = self._choose(live[i][0], row_logits, step)
-                    drafted[i].append(token)
-                    if q is not None:
-                        laws[i].append(q)
+                for i, row_logits in zip(list(going), logits, strict=True):
+                    row = live[i][0]
+                    try:
+                        if step == 0 and row.state is not None:
+                            states[i] = row.state.fork()
+                        token, q = self._choose(row, states[i], row_logits, step)
+                        drafted[i].append(token)
+                        if q is not None:
+                            laws[i].append(q)
+                        if (state := states[i]) is not None:
+                            state.advance(token)
+                    except BadRequest:  # the options leave no token here, or none after this one
+                        going.remove(i)
                 step += 1
                 going = [i for i in going if live[i][1] > step]
                 if not going:
                     break
                 if not forks:
                     forks = [self.draft.fork(self._slots[row.id]) for row, _ in live]
-                found = self._pass([drafted[i][-1:] for i in going], [forks[i] for i in going], [True] * len(going))
-                logits = torch.stack(list(found))
+                passed = self._pass([drafted[i][-1:] for i in going], [forks[i] for i in going], [True] * len(going))
+                logits = torch.stack(list(passed))
             for (row, _), tokens, qs in zip(live, drafted, laws, strict=True):
                 trees[row.id] = DraftTree.chain(tokens, torch.stack(qs) if qs else None, self.source)
         finally:
             self.draft.close(forks)
 
-    def _choose(self, row: Row, logits: Tensor, step: int) -> tuple[int, Tensor | None]:
+    def _choose(self, row: Row, state: State | None, logits: Tensor, step: int) -> tuple[int, Tensor | None]:
         """A drafted token for position ``len(row.tokens) + step``, and its law if it has to be reported."""
-        logits = self._to_target(logits)
+        own = host(logits)
+        x = np.full(self._vocab, -np.inf, own.dtype)
+        x[: self._known] = own[: self._known]
+        if state is not None:
+            x = state.shape(x)
         if row.params.temperature == 0:
-            return argmax(logits.unsqueeze(0))[0], None
-        q = law(logits.unsqueeze(0), row.params)[0]
+            return int(x.argmax()), None
         position = len(row.tokens) + step
         if row.rule(has_q=True) == "ratio":
+            q = torch.from_numpy(row_law(x, row.params))
             return row.noise.categorical(q, position, DRAFT, row.turn), q
-        return row.noise.categorical(q, position, TARGET), None
-
-    def _to_target(self, logits: Tensor) -> Tensor:
-        """[V] logits over the target's vocabulary: padding ids cut off, missing ones impossible."""
-        if logits.shape[0] >= self._vocab:
-            return logits[: self._vocab]
-        return torch.nn.functional.pad(logits, (0, self._vocab - logits.shape[0]), value=-torch.inf)
+        ids, weights = support(x, row.params)
+        return row.noise.categorical(weights, position, TARGET, ids=ids), None
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None: ...
 

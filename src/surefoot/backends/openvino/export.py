@@ -59,18 +59,19 @@ def check(config: Any) -> None:
     text = config.get_text_config()
     kind = str(getattr(config, "model_type", "unknown"))
     reason = _OWN_ATTENTION.get(kind)
+    fix = "choose a causal attention-only model"  # the torch backend refuses the rest too
     if getattr(config, "is_encoder_decoder", False):
         reason = "an encoder beside its decoder"
     elif getattr(text, "attn_logit_softcapping", None):
-        reason = "capped attention scores"
+        reason, fix = "capped attention scores", "use backend=torch"
     elif getattr(text, "alibi", False):
         reason = "ALiBi biases"
-    else:
-        other = sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYERS))
-        if other:
-            reason = f"layers of type {', '.join(other)}"
+    elif other := sorted(set(getattr(text, "layer_types", None) or ()) - set(_LAYERS)):
+        reason = f"layers of type {', '.join(other)}"
+    elif kind == "gpt_oss":
+        fix = "use backend=torch"
     if reason:
-        raise Unsupported(f"{kind} has {reason}, which the openvino backend does not compute; use backend=torch")
+        raise Unsupported(f"{kind} has {reason}, which the openvino backend does not compute; {fix}")
 
 
 def resolve_weights(weights: str, model: PreTrainedModel) -> str:
