@@ -187,7 +187,7 @@ def test_L75_drafts_offered_per_pass_are_in_the_report(k):
     assert (found["passes"], found["drafts"], found["draft_tokens"]) == (stats.passes, stats.drafts, stats.draft_tokens)
     report = "\n".join(lines([said], "custom"))
     assert f"{stats.passes} passes" in report
-    assert f"({stats.drafts} drafts)" in report
+    assert f"tokens a drafted pass ({stats.drafts} drafts)" in report
     assert f"({stats.accepted_tokens} of {stats.draft_tokens})" in report
 
 
@@ -279,7 +279,7 @@ def test_L77_the_curve_is_measured_not_guessed(name):
     price, _ = PRICES[name]
     cost = measure(Priced(clock := Clock(), price), clock=clock)
     for m in range(1, 33):
-        assert cost(m) == pytest.approx(price(m), rel=0.01) or (name == "step" and m == 9)
+        assert cost(m) == pytest.approx(price(m), rel=0.01)
 
 
 # L78: ragged batches
@@ -293,8 +293,6 @@ RAGGED = [(4, {"max_tokens": 21}), (23, {"max_tokens": 6}), (11, {"max_tokens": 
 def test_L78_each_row_of_a_ragged_batch_equals_its_run_alone(backends, name, kind, k):
     """Three prompts of different length that end at different times."""
     backend = backends(name)
-    if name == "gemma3-window" and k not in (2, 8):
-        return
     codec = words(backend.vocab)
     engine = engine_of(backend.target, kind, k, codec)
     requests = [(backend.prompt(length, shift=i), options) for i, (length, options) in enumerate(RAGGED)]

@@ -166,7 +166,7 @@ def test_missing_bonus_token(monkeypatch, rule):
             return Verdict(verdict.path[:-1], int(tree.tokens[verdict.path[-1]]))
 
         monkeypatch.setattr(verify, name, short)
-    monkeypatch.setattr("surefoot.core.engine.greedy", verify.greedy)
+    monkeypatch.setattr("surefoot.core.settle.greedy", verify.greedy)
     assert earned() <= 4.0
 
 

@@ -29,6 +29,7 @@ from surefoot.core.logprobs import Logprob
 from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import TargetModel
 from surefoot.core.request import Piece, Row
+from surefoot.drafters.grammar import GrammarDrafter
 from surefoot.drafters.model import ModelDrafter
 from surefoot.drafters.ngram import NgramDrafter
 from surefoot.drafters.script import ScriptDrafter
@@ -185,7 +186,7 @@ class Shape:
 
 shapes = st.builds(
     Shape,
-    st.sampled_from(["script", "random", "script-tree", "ngram", "suffix", "model", "self"]),
+    st.sampled_from(["script", "random", "script-tree", "ngram", "suffix", "model", "self", "grammar"]),
     st.sampled_from([2, 1, 0, 3, 5, 8, 16]),
     st.integers(1, 3),
     st.sampled_from([4, 1, 0, 3, 6, 12, 20]),
@@ -221,7 +222,7 @@ class Case:
             draft = self.draft if shape.kind == "model" else self.target
             made = ModelDrafter(draft, self.target.traits.vocab_size, chunk=3)
         else:
-            made = {"ngram": NgramDrafter, "suffix": SuffixDrafter}[shape.kind]()
+            made = {"ngram": NgramDrafter, "suffix": SuffixDrafter, "grammar": GrammarDrafter}[shape.kind]()
         return fixed(
             self.target, made, shape.k, shape.width, shape.nodes, codec=self.codec, grammars=self.grammars, **shape.options
         )

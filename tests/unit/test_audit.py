@@ -28,6 +28,7 @@ from surefoot.backends.table import TableModel
 from surefoot.cli import main
 from surefoot.control.fixed import FixedController
 from surefoot.core import engine as engine_module
+from surefoot.core import verify as verify_module
 from surefoot.core.engine import Engine
 from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Need, Scores, Verdict
@@ -69,7 +70,7 @@ def close_table(seed: int = 0) -> torch.Tensor:
     return logits
 
 
-shipped = engine_module.walk
+shipped = verify_module.walk
 
 
 def first_child(tree, choose):
@@ -267,7 +268,7 @@ def test_a_difference_in_exact_mode_is_a_bug_however_small() -> None:
 
 
 def test_a_wrong_verifier_is_not_excused_by_noise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_module, "walk", first_child)
+    monkeypatch.setattr(verify_module, "walk", first_child)
     drafter = Custom(wild)
     report = audit(Noisy(close_table(), 2, 0.02), PROMPTS, SamplingParams(max_tokens=30), drafters=[drafter], lengths=(3,))
     assert report.bugs
@@ -474,7 +475,7 @@ def test_command(toy: SimpleNamespace, tokens: str, tmp_path: Path, capsys: pyte
 def test_command_finds_a_broken_verifier(
     toy: SimpleNamespace, tokens: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_module, "walk", first_child)
+    monkeypatch.setattr(verify_module, "walk", first_child)
     words = ["audit", "--prompts", tokens, "--drafters", "ngram", "-k", "3", "--max-tokens", "30"]
     assert main(words) == 1
     out = capsys.readouterr().out

@@ -12,8 +12,8 @@ import scipy.stats
 from surefoot.audit import Item, audit
 from surefoot.audit.statistics import ALPHA, Test, g_test, holm, transform, transform_event
 from surefoot.backends.table import TableModel
-from surefoot.core import engine as engine_module
 from surefoot.core import laws as laws_module
+from surefoot.core import settle as settle_module
 from surefoot.core import verify
 from surefoot.core.law import row_law
 from surefoot.core.params import SamplingParams
@@ -162,7 +162,7 @@ def test_draws_at_another_temperature_are_caught(monkeypatch):
     def forgets(self, node, noise, position, lane, turn=0):
         return noise.categorical(row_law(self.shaped(node), hot), position, lane, turn)
 
-    monkeypatch.setattr(engine_module, "Laws", type("Laws", (laws_module.Laws,), {"draw": forgets}))
+    monkeypatch.setattr(settle_module, "Laws", type("Laws", (laws_module.Laws,), {"draw": forgets}))
     report = drawn(["ngram"], temperature=0.5)
     assert failed(report, "plain")
     assert failed(report, "ngram")
@@ -195,10 +195,7 @@ def test_a_verifier_of_a_wrong_kind_shows_in_greedy_mode(monkeypatch):
     def first_child(tree, best):
         return Verdict((1,), best[1]) if len(tree) > 1 else verify.greedy(tree, best)
 
-    monkeypatch.setattr(engine_module, "greedy", first_child)
-    monkeypatch.setattr(
-        engine_module, "walk", lambda tree, choose: Verdict((1,), choose(1, 1)) if len(tree) > 1 else verify.walk(tree, choose)
-    )
+    monkeypatch.setattr(settle_module, "greedy", first_child)
     report = audit(TARGET, PROMPTS, SamplingParams(max_tokens=30), drafters=["ngram"])
     assert report.bugs
     assert not report.ok

@@ -327,7 +327,8 @@ def test_chat_reuses_the_conversation(
     assert "\x1b" not in out
     first = lines[0]
     assert re.fullmatch(r"[a-z]{30}", first)
-    assert re.match(r"\d+\.\d tokens/s · (\d+% draft tokens accepted · mean length \d|nothing drafted)", lines[1])
+    drafted = r"\d+% draft tokens accepted · drafted in \d+ of \d+ passes · \d\.\d\d tokens a pass"
+    assert re.match(rf"\d+\.\d tokens/s · ({drafted}|nothing drafted)", lines[1])
     assert "reused" not in lines[1]
     # all that was sent and said before is in the cache, but for the pending last token
     before = len(toy.codec.chat([{"role": "user", "content": "hello"}])) + 29

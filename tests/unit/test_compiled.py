@@ -51,6 +51,7 @@ def test_options_that_look_at_no_tokens_need_no_state(options):
 
 def test_min_tokens_needs_a_state_only_where_something_could_end():
     assert state(min_tokens=3) is None
+    assert state(stop_ids=[1]) is None
     assert banned(state(min_tokens=3, stop_ids=[1, 2])) == [1, 2]
     assert banned(state(min_tokens=3, stop_ids=[1, V + 5])) == [1], "an end token that the model does not have"
 

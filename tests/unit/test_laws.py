@@ -75,6 +75,24 @@ def test_the_law_is_that_of_the_shaped_logits(rng):
     assert torch.allclose(laws[3], law(wanted.unsqueeze(0), laws.params)[0], atol=1e-15)
 
 
+def test_a_path_is_walked_once(rng):
+    walked: list[tuple[int, ...]] = []
+
+    class Walker(Spy):
+        def advance(self, token: int) -> None:
+            super().advance(token)
+            walked.append(self.path)
+
+        def fork(self) -> Walker:
+            return Walker(self.asked, self.path)
+
+    state = State([Custom(Walker([]))], [6, 1])
+    laws = Laws(torch.tensor(rng.normal(0, 2, (5, V))), SamplingParams(), state, TOKENS, PARENTS)
+    for node in (1, 4, 3, 4, 2):
+        laws.best(node)
+    assert walked == [(2,), (2, 4), (2, 4, 3), (3,)]
+
+
 @pytest.mark.parametrize("options", [{}, {"top_k": 2}, {"top_p": 0.6}, {"typical_p": 0.5, "min_p": 0.05}], ids=str)
 def test_a_draw_is_one_from_the_law(options, rng):
     """The short way and the long way take the same token."""

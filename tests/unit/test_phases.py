@@ -14,8 +14,8 @@ from surefoot.core.constraint import Constraint
 from surefoot.core.phases import Constrained, Thinking
 from surefoot.core.words import Vocabulary
 
-PIECES = [b"a", b"<", b"t>", b"<t>", b"</", b"</t>", b"</t><t>", b"", b"b", b"x</t>y", b"<t>a</t>"]
-A, LESS, REST, START, SLASH, END, BOTH, EMPTY, B, INNER, WHOLE = range(len(PIECES))
+PIECES = [b"a", b"<", b"t>", b"<t>", b"</", b"</t>", b"</t><t>", b"", b"b", b"x</t>y", b"<t>a</t>", b"</t", b">"]
+A, LESS, REST, START, SLASH, END, BOTH, EMPTY, B, INNER, WHOLE, NEARLY, LAST = range(len(PIECES))
 
 
 def thinking(budget: int, prompt: Sequence[int] = (), forced: Sequence[int] = (SLASH, REST)) -> Thinking:
@@ -73,6 +73,10 @@ def test_an_end_over_several_tokens_is_seen():
     assert run(thinking(3), [START, A, SLASH, REST, *[A] * 4]) == [START, A, SLASH, REST, *[A] * 4]
 
 
+def test_an_end_that_lacks_one_byte_is_seen():
+    assert run(thinking(4), [START, A, NEARLY, LAST, *[A] * 4]) == [START, A, NEARLY, LAST, *[A] * 4]
+
+
 def test_an_end_that_has_begun_when_the_budget_is_spent_is_forced_whole():
     assert run(thinking(2), [START, A, SLASH, REST, A]) == [START, A, SLASH, SLASH, REST]
 
@@ -109,6 +113,7 @@ def test_the_forced_end_is_not_read_as_the_beginning_of_a_marker():
     """After "</" + "t>" nothing of it is left over: "<" ends no marker, and a later one counts anew."""
     out = run(thinking(0), [LESS, REST, A, A, REST, A, LESS, REST, A])
     assert out == [LESS, REST, SLASH, REST, REST, A, LESS, REST, SLASH]
+    assert run(thinking(1), [START, LESS, A, A, REST, A]) == [START, LESS, SLASH, REST, REST, A], "nor what stood before it"
 
 
 def test_what_is_forced_is_known_ahead_up_to_a_limit():

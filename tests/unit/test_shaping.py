@@ -222,9 +222,11 @@ def test_tokens_that_only_the_padding_holds_are_not_left():
 def test_what_options_alone_make_impossible_is_known_before_the_first_pass():
     """The user's processors are not asked: they may look at the logits."""
     with pytest.raises(BadRequest, match="loosen allowed_token_ids and min_tokens"):
-        State([Allowed([2], V), Least([2], 1)], [0]).check(V)
-    State([Allowed([2], V), Least([2], 0)], [0]).check(V)
-    State([Custom(raises)], [0]).check(V)
+        State([Allowed([2], V), Least([2], 1)], [0]).check(V, V)
+    State([Allowed([2], V), Least([2], 0)], [0]).check(V, V)
+    State([Custom(raises)], [0]).check(V, V)
+    with pytest.raises(BadRequest, match="loosen allowed_token_ids"):
+        State([Allowed([5], V)], [0]).check(V, 5)
 
 
 class Ending:

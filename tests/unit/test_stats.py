@@ -46,7 +46,7 @@ def test_time_goes_to_prompt_or_decoding():
     stats = Stats()
     stats.add_time(Costs(1.0, 2.0, 0.5, 9, 9, 9), prefill=True)
     stats.add_time(Costs(1.0, 2.0, 0.5, 9, 0, 9), prefill=False)
-    assert (stats.prompt_seconds, stats.decode_seconds, stats.draft_seconds) == (3.5, 3.5, 1.0)
+    assert (stats.prompt_seconds, stats.decode_seconds, stats.draft_seconds, stats.score_seconds) == (3.5, 3.5, 1.0, 2.0)
 
 
 def test_plain_values_for_json():

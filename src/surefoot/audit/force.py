@@ -26,7 +26,7 @@ from ..core.params import SamplingParams
 from ..core.request import Row
 from ..errors import BadRequest
 from .subject import Subject
-from .tracks import CANONICAL, Shape, scored
+from .tracks import CANONICAL, Shape, Track, scored
 
 Array = np.ndarray[Any, Any]
 _FAR = 64.0
@@ -95,11 +95,26 @@ class Forcer:
     ) -> Forced:
         if not output:
             return Forced(())
-        base = list(self._walk(prompt, output, params, index, CANONICAL))
+        root = Track(self.subject.model, prompt)
+        try:
+            return self._compare(root, prompt, output, params, index, shapes)
+        finally:
+            root.close()
+
+    def _compare(
+        self,
+        root: Track,
+        prompt: list[int],
+        output: Sequence[int],
+        params: SamplingParams,
+        index: int,
+        shapes: Sequence[Shape],
+    ) -> Forced:
+        base = list(self._walk(root, prompt, output, params, index, CANONICAL))
         best, gaps = [c.best() for c in base], [c.gap() for c in base]
         noise, others = [0.0] * len(output), [set[int]() for _ in output]
         for shape in shapes:
-            for i, choice in enumerate(self._walk(prompt, output, params, index, shape)):
+            for i, choice in enumerate(self._walk(root, prompt, output, params, index, shape)):
                 here = apart(base[i].logits, choice.logits)
                 noise[i] = max(noise[i], here)
                 if here > 0:
@@ -127,10 +142,10 @@ class Forcer:
         return max(apart(host(a), host(b)) for a, b in zip(one, other, strict=True))
 
     def _walk(
-        self, prompt: list[int], output: Sequence[int], params: SamplingParams, index: int, shape: Shape
+        self, root: Track, prompt: list[int], output: Sequence[int], params: SamplingParams, index: int, shape: Shape
     ) -> Iterator[Choice]:
         row = self.subject.ghost(prompt, params, index)
-        logits = scored(self.subject.model, prompt, output, shape)
+        logits = scored(self.subject.model, prompt, output, shape, root)
         for token, own in zip(output, logits, strict=True):
             yield Choice(own, row, self.subject.known, token)
             row.tokens.append(token)

@@ -27,7 +27,7 @@ class Subject:
     def of(given: Target | Engine | TargetModel, codec: Codec | None = None, grammars: Grammars | None = None) -> Subject:
         """A loaded target, an engine, or a target model with ``codec`` and ``grammars``."""
         if isinstance(given, Engine):
-            plain = Engine(given.target, codec=given.codec, grammars=given._compiler.grammars)
+            plain = Engine(given.target, codec=given.codec, grammars=given.grammars)
             return Subject(_bare(given.target, given.codec), plain, given)
         model = getattr(given, "model", None)
         if model is not None and hasattr(given, "codec"):

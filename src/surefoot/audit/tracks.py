@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from ..core.protocols import Need, TargetModel
+from ..core.protocols import Need, Slot, TargetModel
 from ..core.tree import DraftTree, Forest, integers
 
 CHUNK = 256
@@ -37,10 +37,19 @@ CANONICAL = Shape(1)
 
 
 class Track:
-    """One row of a target, fed with tokens that are known beforehand. Close it."""
+    """One row of a target, fed with tokens that are known beforehand. Close it.
 
-    def __init__(self, model: TargetModel, prompt: Sequence[int], chunk: int = CHUNK) -> None:
+    ``root``: a track that stands at the end of the same prompt; its cache is shared.
+    """
+
+    def __init__(self, model: TargetModel, prompt: Sequence[int], chunk: int = CHUNK, root: Track | None = None) -> None:
         self.model = model
+        self.slot: Slot
+        self.first: Tensor
+        """Logits [V] after the prompt."""
+        if root is not None:
+            self.slot, self.first = model.fork(root.slot), root.first
+            return
         chunk = max(1, min(chunk, model.traits.max_nodes))
         [self.slot] = model.open(1)
         for begin in range(0, len(prompt), chunk):
@@ -49,7 +58,6 @@ class Track:
                 self._pass(DraftTree.chain(part), [], wanted=False)
             else:
                 self.first = self._pass(DraftTree.chain(part[-1:]), part[:-1])[0]
-                """Logits [V] after the prompt."""
 
     def feed(self, tokens: Sequence[int], shape: Shape) -> Iterator[Tensor]:
         """Logits [V] after each token; all are committed."""
@@ -90,17 +98,19 @@ class Track:
         self.model.commit([self.slot], [range(len(lead) + len(tree))])
         return logits
 
-    def _score(self, slot: object, tree: DraftTree, lead: list[int], wanted: bool) -> Tensor:
+    def _score(self, slot: Slot, tree: DraftTree, lead: list[int], wanted: bool) -> Tensor:
         forest = Forest.pack([tree], [lead], [wanted], self.model.traits.min_width)
-        return self.model.score([slot], forest, Need()).logits.clone()  # type: ignore[list-item]
+        return self.model.score([slot], forest, Need()).logits.clone()
 
     def close(self) -> None:
         self.model.close([self.slot])
 
 
-def scored(model: TargetModel, prompt: Sequence[int], output: Sequence[int], shape: Shape) -> Iterator[Tensor]:
-    """Logits [V] at each output position: those that its token was taken from."""
-    track = Track(model, prompt, shape.chunk)
+def scored(
+    model: TargetModel, prompt: Sequence[int], output: Sequence[int], shape: Shape, root: Track | None = None
+) -> Iterator[Tensor]:
+    """Logits [V] at each output position: those that its token was taken from. ``root``: the prompt in the canonical shape."""
+    track = Track(model, prompt, shape.chunk, root if shape.chunk == CHUNK else None)
     try:
         yield track.first
         yield from track.feed(output[:-1], shape)

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ..core.completion import Completion
     from ..core.engine import Engine
     from ..core.logprobs import Logprob
+    from ..core.stats import Stats
     from .answer import Answer
 
 
@@ -32,7 +33,8 @@ def footer(answer: Answer) -> str:
     parts = [f"{answer.tokens_per_second:.1f} tokens/s"]
     if stats.drafts:
         parts.append(f"{accepted(stats.draft_tokens, stats.accepted_tokens)} draft tokens accepted")
-        parts.append(f"mean length {stats.mean_acceptance_length:.1f}")
+        parts.append(f"drafted in {stats.drafts} of {stats.passes} passes")
+        parts.append(f"{len(answer.completion.token_ids) / stats.passes:.2f} tokens a pass")
     else:
         parts.append("nothing drafted")
     if stats.cached_tokens:
@@ -55,13 +57,16 @@ def lines(answers: Iterable[Answer], drafter: str) -> list[str]:
         sum(s.draft_tokens for s in stats),
         sum(s.accepted_tokens for s in stats),
     )
+    passes = sum(s.passes for s in stats)
     reused = sum(s.cached_tokens for s in stats)
     first = sum(a.first for a in all_answers) / max(1, len(all_answers))
     out = [
-        f"tokens/s       {decoded / seconds if seconds else 0.0:.1f} ({tokens} tokens, {sum(s.passes for s in stats)} passes)",
+        f"tokens/s       {decoded / seconds if seconds else 0.0:.1f} ({tokens} tokens, {passes} passes)",
         f"first token    {first:.2f} s (prompt of {prompt} tokens, {reused} reused)",
         f"draft tokens   {accepted(drafted, kept)} accepted ({kept} of {drafted})",
         f"mean length    {mean_length(drafts, kept):.2f} tokens a drafted pass ({drafts} drafts)",
+        f"all passes     {tokens / passes if passes else 0.0:.2f} tokens a pass, drafted in {drafts} of {passes}",
+        _times(stats),
     ]
     by_source: dict[str, list[int]] = {}
     for s in stats:
@@ -77,7 +82,21 @@ def lines(answers: Iterable[Answer], drafter: str) -> list[str]:
         out += [f"  from {name:<9} drafted nothing" for name in silent]
         if not drafted:
             out.append("drafting did nothing here: no proposal was found, or by measured cost none would have paid")
+        elif drafts < passes / 4:
+            out.append("most passes drafted nothing: no proposal was found, or by measured cost none would have paid")
     return out
+
+
+def _times(stats: list[Stats]) -> str:
+    """Where the time of the passes after the prompt's went."""
+    total, draft, score = (
+        sum(getattr(s, name) for s in stats) for name in ("decode_seconds", "draft_seconds", "score_seconds")
+    )
+    if not total:
+        return "time           none"
+    return (
+        f"time           {draft / total:.0%} drafting, {score / total:.0%} scoring, {1 - (draft + score) / total:.0%} the rest"
+    )
 
 
 def values(answer: Answer, engine: Engine, model: str, seed: int | None) -> dict[str, Any]:

@@ -8,40 +8,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-
-from torch import Tensor
 
 from ..errors import BadRequest
 from .compiled import Compiler
 from .completion import Codec, Completion, Prompt
 from .constraint import Grammars
-from .law import Best
-from .laws import Laws
-from .logprobs import Logprob, logprob
 from .noise import Noise
 from .params import SamplingParams
-from .parts import Assembler, Part
+from .parts import Assembler
 from .pool import Pool
-from .protocols import Controller, Costs, Drafter, Need, TargetModel, Verdict
+from .protocols import Controller, Costs, Drafter, Need, TargetModel
 from .request import Piece, Row
-from .stats import StepTrace
-from .trace import record
+from .settle import Settler
 from .tree import PENDING, Forest
-from .verify import greedy, verify, walk
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What a pass settled for one part. ``verdict`` is None where the row was only prefilled, or failed."""
-
-    verdict: Verdict | None
-    path: list[int]
-    """Nodes of the part whose KV is committed."""
-    kept: int = 0
-    """Tokens that the row kept."""
-    trace: StepTrace | None = None
 
 
 class Engine:
@@ -76,8 +57,10 @@ class Engine:
         self._assembler = Assembler(target.traits, self.drafters, controller, chunk, clock)
         self._need = Need(tuple(sorted({layer for d in drafters for layer in d.needs.hidden})))
         self._pool = Pool(target, max_rows, target.traits.exact if reuse is None else reuse)
+        self.grammars = grammars
         self._compiler = Compiler(target.traits.vocab_size, codec, grammars)
         self._known = target.traits.vocab_size if codec is None else min(codec.vocab_size, target.traits.vocab_size)
+        self._settler = Settler(self.names, self._known)
         self._next_id = 0
 
     def add(
@@ -235,7 +218,7 @@ class Engine:
         before = self.clock()
         scores = self.target.score(slots, forest, self._need)
         after = self.clock()
-        outcomes = self._settle(parts, scores.logits)
+        outcomes = self._settler.settle(parts, scores.logits)
         self.target.commit(slots, [o.path for o in outcomes])
         for drafter in self.drafters.values():
             drafter.observe([p.row for p in parts], forest, scores, [o.verdict for o in outcomes])
@@ -252,89 +235,6 @@ class Engine:
             self.controller.learn([p.row for p, _ in done], [p.tree for p, _ in done], [v for _, v in done], costs)
         self._retire([p.row for p in parts if p.row.done])
         return [p.row for p, _ in done]
-
-    def _settle(self, parts: Sequence[Part], logits: Tensor) -> list[Outcome]:
-        """Verify and commit each part; ``logits`` [R, V] are those of the scored nodes, in order."""
-        outcomes: list[Outcome] = []
-        begin = 0
-        for part in parts:
-            own = logits[begin : begin + part.scored]
-            begin += part.scored
-            lead = len(part.lead)
-            if part.whole:
-                self._score_prompt(part, own)
-                own = own[lead:]
-            if not part.wanted:
-                outcomes.append(Outcome(None, list(range(len(part.tree)))))
-                continue
-            try:
-                outcomes.append(self._settle_one(part, own))
-            except BadRequest as error:  # the request's own fault; its neighbours go on
-                part.row.fail(error)
-                outcomes.append(Outcome(None, list(range(lead + 1))))
-        return outcomes
-
-    def _settle_one(self, part: Part, logits: Tensor) -> Outcome:
-        """Verify and commit one part; ``logits`` [N, V] of its tree. Only nodes that the verifier visits are looked at."""
-        row, tree = part.row, part.tree
-        rule = row.rule(tree.q is not None)
-        trace = None
-        if rule == "greedy" and row.state is None and row.logprobs is None and row.stats.trace is None:
-            verdict = greedy(tree, Best(logits[:, : self._known]))
-            kept = self._commit(part, verdict)
-        else:
-            laws = Laws(logits, row.params, row.state, tree.tokens.tolist(), tree.parents.tolist(), self._known)
-            failed: BadRequest | None = None
-            try:
-                if rule == "greedy":
-                    verdict = walk(tree, lambda node, depth: laws.best(node))
-                else:
-                    verdict = verify(tree, laws, row.noise, rule, len(row.tokens), row.turn)
-            except BadRequest as error:
-                # what was accepted before stays, as in plain decoding, and may have ended the request already
-                reached = laws.reached()
-                if not reached:
-                    raise
-                verdict, failed = Verdict(reached, PENDING), error
-            chosen = len(verdict.path) + (failed is None)
-            # both look at the states before they are committed
-            logprobs = self._logprobs(part, laws, verdict, chosen)
-            trace = record(row, tree, laws, verdict, part.drafter) if row.stats.trace is not None else None
-            kept = self._commit(part, verdict, chosen)
-            if row.logprobs is not None:
-                row.logprobs += logprobs[:kept]
-            if failed is not None:
-                row.fail(failed)
-        # the last kept token stays pending; its KV, if any, is not committed
-        lead = len(part.lead)
-        path = [*range(lead + 1), *(lead + i for i in verdict.path[: kept - 1])]
-        return Outcome(verdict, path, kept, None if trace is None else trace.kept_first(kept))
-
-    def _logprobs(self, part: Part, laws: Laws, verdict: Verdict, chosen: int) -> list[Logprob]:
-        """Of the first ``chosen`` of the path and the target's own token."""
-        most = part.row.params.logprobs
-        if most is None:
-            return []
-        nodes = (0, *verdict.path)
-        return [logprob(laws, nodes[i], token, most) for i, token in enumerate(_chosen(part, verdict)[:chosen])]
-
-    def _score_prompt(self, part: Part, logits: Tensor) -> None:
-        """Log-probabilities of the prompt tokens that follow the part's pending ones; ``logits`` [n, V]."""
-        row, most = part.row, part.row.params.logprobs
-        assert row.prompt_logprobs is not None
-        assert most is not None
-        laws = Laws(logits, SamplingParams(), known=self._known)
-        following = row.tokens[part.slot.length + 1 : min(part.slot.length + 1 + logits.shape[0], row.n_prompt)]
-        row.prompt_logprobs += [logprob(laws, node, token, most) for node, token in enumerate(following)]
-
-    def _commit(self, part: Part, verdict: Verdict, chosen: int | None = None) -> int:
-        """Commit a verdict, or the first ``chosen`` tokens of it, to its row and count what was kept."""
-        row = part.row
-        sources = part.tree.source.tolist()
-        origin = [*(sources[i] for i in verdict.path), PENDING]
-        kept = row.commit(_chosen(part, verdict)[:chosen], origin[:chosen])
-        row.stats.add_pass([self.names[s] for s in sources[1:]], [self.names[s] for s in origin[:kept]])
-        return kept
 
     def _echo(self, prompt: Prompt, tokens: Sequence[int]) -> str:
         """The prompt as text."""
@@ -372,9 +272,3 @@ class Engine:
         if not all(0 <= t < vocab for t in tokens):
             raise BadRequest(f"prompt token ids must lie in 0..{vocab - 1}; tokenize with the target's tokenizer")
         return tokens
-
-
-def _chosen(part: Part, verdict: Verdict) -> list[int]:
-    """Tokens of the accepted path and the target's own."""
-    tokens = part.tree.tokens.tolist()
-    return [*(tokens[i] for i in verdict.path), verdict.token]

@@ -129,7 +129,7 @@ def _best(logits: Row, k: int, temperature: float) -> Row:
     if len(near) <= k:
         return near
     own = logits[near]
-    return near[own >= np.partition(own, len(own) - k)[len(own) - k]]
+    return np.asarray(near[own >= np.partition(own, len(own) - k)[len(own) - k]])
 
 
 def _kept(ids: Row | None, weights: Row, least: Any) -> tuple[Row, Row]:

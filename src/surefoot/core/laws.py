@@ -107,3 +107,15 @@ class Laws:
             found.advance(self._tokens[node])
             self._states[node] = found
         return found
+
+
+class Argmaxes:
+    """The most probable token at each node, for a greedy verifier."""
+
+    __slots__ = ("_laws",)
+
+    def __init__(self, laws: Laws) -> None:
+        self._laws = laws
+
+    def __getitem__(self, node: int) -> int:
+        return self._laws.best(node)

@@ -64,6 +64,8 @@ class Stats:
     prompt_seconds: float = 0.0
     decode_seconds: float = 0.0
     draft_seconds: float = 0.0
+    score_seconds: float = 0.0
+    """Of the decode seconds: drafting, and the target's passes; the rest is the engine's own."""
     cached_tokens: int = 0
     """Prompt tokens whose KV was reused."""
     trace: list[StepTrace] | None = None
@@ -103,6 +105,7 @@ class Stats:
         else:
             self.decode_seconds += seconds
             self.draft_seconds += costs.draft
+            self.score_seconds += costs.score
 
     def add_trace(self, entry: StepTrace) -> None:
         if self.trace is not None:
@@ -125,5 +128,6 @@ class Stats:
             "prompt_seconds": self.prompt_seconds,
             "decode_seconds": self.decode_seconds,
             "draft_seconds": self.draft_seconds,
+            "score_seconds": self.score_seconds,
             "cached_tokens": self.cached_tokens,
         }

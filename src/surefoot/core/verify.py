@@ -17,12 +17,17 @@ from typing import Protocol
 from torch import Tensor
 
 from ..errors import BadDraft
-from .law import Best
 from .noise import ACCEPT, RESIDUAL, TARGET, Noise
 from .protocols import Verdict
 from .tree import DraftTree
 
 RULES = ("auto", "greedy", "coupled", "ratio")
+
+
+class Choices(Protocol):
+    """The target's token at a node."""
+
+    def __getitem__(self, node: int, /) -> int: ...
 
 
 class PerNode(Protocol):
@@ -49,7 +54,7 @@ def walk(tree: DraftTree, choose: Callable[[int, int], int]) -> Verdict:
         node = child
 
 
-def greedy(tree: DraftTree, best: Best | list[int]) -> Verdict:
+def greedy(tree: DraftTree, best: Choices) -> Verdict:
     """``best[i]``: argmax of the target's logits at node i."""
     return walk(tree, lambda node, depth: best[node])
 
