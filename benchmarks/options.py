@@ -1,18 +1,19 @@
 """What request options cost: a step of k = 8 drafted tokens with penalties and top-p against a greedy one without options.
 
 The scripted drafts are all right (accuracy 1: every node of every draft is shaped, the dearest case) or right with 0.7. The two
-requests step in turn on one loaded model, with prompts of the same length, so that both see the same machine (wanted:
-penalties + top-p below 1.10 at accuracy 1). Structured output and log-probabilities are told beside it.
+requests step in turn on one loaded model, after the same prompt, so that both see the same machine (wanted: penalties + top-p
+below 1.10). Structured output and log-probabilities are told beside it.
 
-    python benchmarks/options.py [--model REF] [--rounds N]
+    python benchmarks/options.py [--model REF] [--prompts N]
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import json
 import statistics
 import time
+from pathlib import Path
 from typing import Any
 
 from provenance import write
@@ -24,7 +25,8 @@ from surefoot.drafters.script import ScriptDrafter
 from surefoot.loader import open_target
 from surefoot.models import DEFAULT
 
-K, PROMPT, LENGTH = 8, 200, 181
+K, LENGTH = 8, 181
+PROMPTS = Path(__file__).parent / "prompts.jsonl"
 PENALTIES = {"repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.3}
 CASES: dict[str, dict[str, Any]] = {
     "sampling (temperature 0.8)": {"temperature": 0.8, "seed": 5},
@@ -38,14 +40,15 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def prompt(seed: int, vocab: int) -> list[int]:
-    rng = random.Random(seed)
-    return [rng.randrange(vocab) for _ in range(PROMPT)]
+def prompts(target: Any, n: int) -> list[list[int]]:
+    """``n`` prompts of all kinds."""
+    lines = PROMPTS.read_text("utf-8").splitlines()
+    chosen = lines[:: max(1, len(lines) // n)][:n]
+    return [target.codec.prompt([{"role": "user", "content": json.loads(line)["prompt"]}]) for line in chosen]
 
 
-def steps(target: Any, options: dict[str, Any], accuracy: float, seed: int) -> tuple[list[float], list[float]]:
+def steps(target: Any, options: dict[str, Any], accuracy: float, tokens: list[int]) -> tuple[list[float], list[float]]:
     """Seconds of the steps of a request without options and of one with ``options``, made in turn."""
-    tokens = prompt(seed, target.model.traits.vocab_size)
     rows, engines = [], []
     for own in ({}, options):
         params = SamplingParams.build({"max_tokens": LENGTH, "ignore_eos": True, **own})
@@ -75,15 +78,16 @@ def steps(target: Any, options: dict[str, Any], accuracy: float, seed: int) -> t
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=DEFAULT)
-    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--prompts", type=int, default=8)
     args = parser.parse_args()
     target = open_target(args.model)
+    asked = prompts(target, args.prompts)
     found: dict[str, dict[str, Any]] = {}
     for name, options in CASES.items():
         for accuracy in (1.0, 0.7):
             ratios, bare, own = [], [], []
-            for seed in range(args.rounds):
-                without, with_options = steps(target, options, accuracy, seed)
+            for tokens in asked:
+                without, with_options = steps(target, options, accuracy, tokens)
                 ratios.append(statistics.median(with_options) / statistics.median(without))
                 bare += without
                 own += with_options
@@ -94,10 +98,9 @@ def main() -> None:
                 "step_without_ms": round(1e3 * statistics.median(bare), 2),
             }
             found[f"{name}, drafts right with {accuracy}"] = entry
-            print(
-                f"{name:42s} accuracy {accuracy}: {entry['ratio']:.3f} ({entry['step_ms']} ms against {entry['step_without_ms']})"
-            )
-    print("written to", write("options", {"model": args.model, "k": K, "rounds": args.rounds, "cases": found}))
+            against = f"{entry['step_ms']} ms against {entry['step_without_ms']}"
+            print(f"{name:42s} accuracy {accuracy}: {entry['ratio']:.3f} ({against})")
+    print("written to", write("options", {"model": args.model, "k": K, "prompts": args.prompts, "cases": found}))
 
 
 if __name__ == "__main__":

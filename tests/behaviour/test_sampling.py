@@ -20,7 +20,7 @@ from toys import Custom, fixed, tree, within
 import surefoot.core.verify as verify_module
 from surefoot.backends.table import TableModel
 from surefoot.core.engine import Engine
-from surefoot.core.noise import DRAFT, Philox
+from surefoot.core.noise import DRAFT, SplitMix
 from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Verdict
 from surefoot.core.tree import DraftTree
@@ -84,7 +84,7 @@ def emitted(rule: str, draws: int, draft=None) -> list[int]:
     q = torch.tensor([[0.1, 0.3, 0.1, 0.2, 0.3]], dtype=torch.float64)
     out = [0] * 5
     for seed in range(draws):
-        noise = Philox(seed)
+        noise = SplitMix(seed)
         token = noise.categorical(q[0], 1, DRAFT, 1) if draft is None else draft
         verdict = verify(DraftTree.chain([0, token], q if draft is None else None, 1), p, noise, rule, 1, 1)
         out[token if verdict.path else verdict.token] += 1
@@ -300,9 +300,9 @@ def test_L52_a_mismatch_emits_the_very_token_that_was_drawn():
     p = torch.tensor([[0.4, 0.3, 0.2, 0.1]] * 2, dtype=torch.float64)
     for rule in ("coupled", "ratio"):
         for seed in range(60):
-            alone = verify(DraftTree.chain([0]), p, Philox(seed), rule, 7, 1).token
+            alone = verify(DraftTree.chain([0]), p, SplitMix(seed), rule, 7, 1).token
             for draft in range(4):
-                verdict = verify(DraftTree.chain([0, draft], source=1), p, Philox(seed), rule, 7, 1)
+                verdict = verify(DraftTree.chain([0, draft], source=1), p, SplitMix(seed), rule, 7, 1)
                 assert (draft if verdict.path else verdict.token) == alone
                 assert bool(verdict.path) == (draft == alone)
 

@@ -29,7 +29,7 @@ from surefoot.control.window import WindowController
 from surefoot.core.cost import CostModel, measure
 from surefoot.core.engine import Engine
 from surefoot.core.law import law
-from surefoot.core.noise import DRAFT, Philox
+from surefoot.core.noise import DRAFT, SplitMix
 from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Need
 from surefoot.core.stats import Stats
@@ -49,7 +49,7 @@ def toy_pair():
 
 def independent(draft: TableModel, seed: int) -> Custom:
     """The naive drafter: draws from its law with random numbers of its own and says nothing about the law."""
-    noise = Philox(seed)
+    noise = SplitMix(seed)
 
     def one(row, plan):
         drafted = [row.tokens[-1]]
@@ -85,7 +85,7 @@ def sampled():
             drafter, options = MODES[mode](draft)
             engine = fixed(ours, drafter, k)
             params = SamplingParams(max_tokens=1500 if k == 1 else 600, temperature=0.5, **options)
-            row = engine.add([1], params, noise=Philox(5), trace=k == 1)
+            row = engine.add([1], params, noise=SplitMix(5), trace=k == 1)
             while not row.done:
                 engine.step()
             made[mode, k] = row

@@ -11,7 +11,7 @@ import torch
 from surefoot.core.law import law
 from surefoot.core.laws import Laws
 from surefoot.core.logprobs import logprob
-from surefoot.core.noise import TARGET, Philox
+from surefoot.core.noise import TARGET, SplitMix
 from surefoot.core.params import SamplingParams
 from surefoot.core.shaping import Allowed, Custom, State
 from surefoot.errors import BadRequest
@@ -44,7 +44,7 @@ class Spy:
 def made(rng, asked: list[list[int]], **options) -> tuple[torch.Tensor, Laws]:
     logits = torch.tensor(rng.normal(0, 2, (len(TOKENS), V)))
     state = State([Custom(Spy(asked))], [6, 1])
-    return logits, Laws(logits, SamplingParams(**options), state, TOKENS, PARENTS)
+    return logits, Laws(logits, SamplingParams(**options), state, TOKENS, PARENTS, keep=True)
 
 
 def test_each_node_is_shaped_by_its_own_ancestors(rng):
@@ -63,7 +63,7 @@ def test_what_was_shaped_once_is_not_shaped_again(rng):
         for node in (1, 0):
             laws[node]
             laws.best(node)
-            laws.draw(node, Philox(1), 5, TARGET)
+            laws.draw(node, SplitMix(1), 5, TARGET)
             logprob(laws, node, 2, 2)
     assert asked == [[6, 1, 2], [6, 1]], "nodes that no one asked for were not looked at either"
 
@@ -98,7 +98,7 @@ def test_a_draw_is_one_from_the_law(options, rng):
     """The short way and the long way take the same token."""
     logits = torch.tensor(rng.normal(0, 2, (1, V)), dtype=torch.float32)
     laws = Laws(logits, SamplingParams(temperature=1.3, **options))
-    noise = Philox(9)
+    noise = SplitMix(9)
     draws = [laws.draw(0, noise, position, TARGET, 2) for position in range(200)]
     assert draws == [noise.categorical(laws[0], position, TARGET, 2) for position in range(200)]
     assert len(set(draws)) > 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 from toys import tree
 
-from surefoot.core.noise import ACCEPT, RESIDUAL, TARGET, Philox
+from surefoot.core.noise import ACCEPT, RESIDUAL, TARGET, SplitMix
 from surefoot.core.tree import DraftTree
 from surefoot.core.verify import RULES, choose_rule, coupled, greedy, ratio, residual, verify, without
 from surefoot.errors import BadDraft
@@ -101,7 +101,7 @@ def test_ratio_takes_q_in_any_float_type():
 def test_a_drafted_token_of_claimed_probability_zero_is_refused_loudly():
     q = torch.tensor([[0.0, 1.0]])
     with pytest.raises(BadDraft, match="token 0 was drafted although its q is 0"):
-        ratio(DraftTree.chain([1, 0], q), torch.full((2, 2), 0.5), Philox(1), 0, 0)
+        ratio(DraftTree.chain([1, 0], q), torch.full((2, 2), 0.5), SplitMix(1), 0, 0)
     twice = tree([0, 1, 1], [-1, 0, 0], torch.tensor([[0.5, 0.5]]))
     with pytest.raises(BadDraft, match="token 1 was drafted although its q is 0"):
         ratio(twice, torch.tensor([[1.0, 0.0]] * 3), Told(False, False), 0, 0)
@@ -120,10 +120,10 @@ def test_a_one_hot_law_makes_every_rule_greedy():
     chain = DraftTree.chain([0, 1, 2, 3])
     p = one_hot(1, 2, 0, 1)
     for rule in ("greedy", "coupled", "ratio"):
-        verdict = verify(chain, p, Philox(3), rule, 4, 1)
+        verdict = verify(chain, p, SplitMix(3), rule, 4, 1)
         assert (verdict.path, verdict.token) == ((1, 2), 0)
     with_q = DraftTree(chain.tokens, chain.parents, one_hot(1, 2, 3, 0), chain.source)
-    assert verify(with_q, p, Philox(3), "ratio", 4, 1) == verify(chain, p, Philox(3), "greedy", 4, 1)
+    assert verify(with_q, p, SplitMix(3), "ratio", 4, 1) == verify(chain, p, SplitMix(3), "greedy", 4, 1)
 
 
 @pytest.mark.parametrize(

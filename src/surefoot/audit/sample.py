@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..core.engine import Engine
-from ..core.noise import Philox
+from ..core.noise import SplitMix
 from ..core.params import SamplingParams
 from ..core.request import Row
 from .cases import POINTS
@@ -53,7 +53,7 @@ def sample(
         batch = []
         for j in range(begin, min(n, begin + AT_ONCE)):
             prompt, params = prompts[j % len(prompts)]
-            row = engine.add(prompt, short(params), noise=Philox(_key(seed, name, j)), trace=True)
+            row = engine.add(prompt, short(params), noise=SplitMix(_key(seed, name, j)), trace=True)
             batch.append((j % len(prompts), row))
         while not all(row.done for _, row in batch):
             engine.step()

@@ -104,7 +104,7 @@ def support(logits: Row, shape: Shape) -> tuple[Row | None, Row]:
 def log_total(logits: Row) -> float:
     """log of the sum of exp(``logits``) [V]: what a logit exceeds its log-probability by."""
     most = logits.max()
-    return float(most) + float(np.log(np.exp(logits - most).sum(dtype=np.float64)))
+    return float(most) + float(np.log(np.exp(logits - most).sum()))
 
 
 class Best:
@@ -140,7 +140,7 @@ def _kept(ids: Row | None, weights: Row, least: Any) -> tuple[Row, Row]:
 
 def _nucleus(ids: Row | None, weights: Row, top_p: float) -> tuple[Row, Row]:
     """The smallest set of heaviest tokens whose share reaches ``top_p`` (Holtzman et al., 2020); ``weights`` sum to 1."""
-    for least in (1e-3, 1e-5, 0.0):
+    for least in (1e-4, 0.0):
         near = np.flatnonzero(weights > least)
         own = weights[near]
         if least == 0.0 or float(own.sum()) > top_p:

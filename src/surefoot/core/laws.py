@@ -22,9 +22,12 @@ Array = np.ndarray[Any, Any]
 
 
 class Laws:
-    """``logits`` [N, V] of the nodes with these tokens and parents; ids from ``known`` on are padding and impossible."""
+    """``logits`` [N, V] of the nodes with these tokens and parents; ids from ``known`` on are padding and impossible.
 
-    __slots__ = ("_asked", "_known", "_parents", "_rows", "_shaped", "_state", "_states", "_tokens", "params")
+    ``keep``: remember every row that was shaped, where each is asked for more than once.
+    """
+
+    __slots__ = ("_asked", "_keep", "_known", "_parents", "_rows", "_shaped", "_state", "_states", "_tokens", "params")
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class Laws:
         tokens: Sequence[int] = (),
         parents: Sequence[int] = (),
         known: int | None = None,
+        keep: bool = False,
     ) -> None:
         self._rows = host(logits)
         self.params = params
@@ -41,6 +45,7 @@ class Laws:
         self._tokens = tokens
         self._parents = parents
         self._known = self._rows.shape[-1] if known is None else known
+        self._keep = keep
         self._asked = 0
         self._states: dict[int, State] = {}
         self._shaped: dict[int, Array] = {}
@@ -61,15 +66,18 @@ class Laws:
     def shaped(self, node: int) -> Array:
         """Logits [V] after the options that change logits, before temperature and filters. Not to be changed."""
         self._asked = node
-        found = self._shaped.get(node)
-        if found is None:
-            found = self._rows[node]
-            if self._state is not None:
-                found = self._at(node).shape(found, self._known)
-            elif self._known < found.shape[0]:
-                found = found.copy()
-                found[self._known :] = -np.inf
-            self._shaped[node] = found
+        kept = self._shaped.get(node)
+        if kept is not None:
+            return kept
+        if not self._keep:  # one row at a time: fresh memory for each costs more than half of all else
+            self._shaped.clear()
+        found: Array = self._rows[node]
+        if self._state is not None:
+            found = self._at(node).shape(found, self._known)
+        elif self._known < found.shape[0]:
+            found = found.copy()
+            found[self._known :] = -np.inf
+        self._shaped[node] = found
         return found
 
     def reached(self) -> tuple[int, ...]:
@@ -83,6 +91,8 @@ class Laws:
 
     def model(self, node: int) -> Array:
         """The model's own logits [V]; ids that stand for nothing are -inf. Not to be changed."""
+        if self._state is None:
+            return self.shaped(node)
         row: Array = self._rows[node]
         if self._known < row.shape[0]:
             row = row.copy()

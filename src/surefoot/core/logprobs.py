@@ -34,8 +34,10 @@ class Logprob:
 
 def logprob(laws: Laws, node: int, token: int, most: int) -> Logprob:
     """Of ``token`` after ``node``; ``most``: how many of the most probable tokens to list."""
-    (own, top), (asked, top_asked) = (_of(logits, token, most) for logits in (laws.model(node), laws.asked(node)))
-    return Logprob(token, own, asked, top, top_asked)
+    model, asked = laws.model(node), laws.asked(node)
+    own = _of(model, token, most)
+    shaped = own if asked is model else _of(asked, token, most)
+    return Logprob(token, own[0], shaped[0], own[1], shaped[1])
 
 
 def _of(logits: Array, token: int, most: int) -> tuple[float, Top]:
@@ -45,5 +47,8 @@ def _of(logits: Array, token: int, most: int) -> tuple[float, Top]:
     near = np.flatnonzero(logits > logits.max() - _NEAR)
     if len(near) < most:
         near = np.flatnonzero(logits > -np.inf)
+    own = logits[near]
+    if len(near) > most:  # all that tie with the last one listed, so that the smallest ids win
+        near = near[own >= np.partition(own, len(own) - most)[len(own) - most]]
     best = near[np.lexsort((near, -logits[near]))][:most]
     return float(logits[token]) - total, tuple((int(i), float(logits[i]) - total) for i in best)

@@ -1,9 +1,9 @@
 """Random numbers that depend on nothing but (seed, position, lane, round).
 
 A draw is a pure function of its key, so the number of drafted tokens, the batch and the order of work cannot
-shift it. Generator: Philox-4x64 (Salmon et al., SC'11), key = seed, counter = (0, round, lane, position). A race over a
-vocabulary runs on the SplitMix64 stream (Steele et al., OOPSLA'14) that the draw starts, so that the number of token i is a
-function of i and a race costs no more than the tokens that matter; doubles of 53 bits, so that no token wins by a zero.
+shift it. Generator: SplitMix64 (Steele et al., OOPSLA'14), whose i-th number is a function of its start and i; the start is
+its output function chained over the key. The number of token i is thus a function of the key and i, and a race costs no
+more than the tokens that matter. Doubles of 53 bits, so that no token wins by a zero.
 
 ``Enumerate`` answers the same calls by walking through *all* outcomes with their exact probabilities; the exact
 tests run engine and verifier on it.
@@ -22,6 +22,12 @@ TARGET, ACCEPT, RESIDUAL, DRAFT = 0, 1, 2, 3
 """Lanes: the target's own draw, acceptance tests, residual draws, a drafter's own draws."""
 
 _M64 = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_STEPS = np.uint64(_STEP)
+_FACTORS = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_SHIFTS = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(11)
+_FEW = 512
+"""Supports up to this size run as they are."""
 _LIGHT = 1e-3
 """Weight, relative to the heaviest token's, below which tokens run together."""
 _TOGETHER = np.array([1 << 40])
@@ -43,32 +49,46 @@ class Noise(Protocol):
         ...
 
 
-class Philox:
+class SplitMix:
     """Counter-based noise of one seed. The seed is reduced to 128 bits."""
 
     __slots__ = ("_key", "seed")
 
     def __init__(self, seed: int | None = None) -> None:
         self.seed = secrets.randbits(64) if seed is None else seed
-        self._key = np.array([self.seed & _M64, (self.seed >> 64) & _M64], dtype=np.uint64)
+        self._key = _chain(_chain(0, self.seed), self.seed >> 64)
 
-    def _generator(self, position: int, lane: int, turn: int) -> np.random.Generator:
-        counter = np.array([0, turn & _M64, lane, position], dtype=np.uint64)
-        return np.random.Generator(np.random.Philox(key=self._key, counter=counter))
+    def _start(self, position: int, lane: int, turn: int) -> int:
+        return _chain(_chain(_chain(self._key, turn), lane), position)
 
     def categorical(self, weights: Weights, position: int, lane: int, turn: int = 0, ids: Array | None = None) -> int:
-        return race(_numbers(weights), int(self._generator(position, lane, turn).bit_generator.random_raw()), ids)
+        return race(_numbers(weights), self._start(position, lane, turn), ids)
 
     def accept(self, probability: float, position: int, lane: int, turn: int = 0, index: int = 0) -> bool:
-        return bool(self._generator(position, lane, turn).random(index + 1)[index] < probability)
+        number = _mix((self._start(position, lane, turn) + (index + 1) * _STEP) & _M64)
+        return ((number >> 11) + 0.5) * 2.0**-53 < probability
+
+
+def _chain(start: int, word: int) -> int:
+    return _mix((start + _STEP + word) & _M64)
+
+
+def _mix(z: int) -> int:
+    """The output function of SplitMix64."""
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _M64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _M64
+    return z ^ (z >> 31)
 
 
 def race(w: Array, start: int, ids: Array | None = None) -> int:
     """The token with the largest w / E, E ~ Exp(1), which is argmax(log w + Gumbel); ``w`` as in :class:`Noise`.
 
-    Tokens of little weight run as one, with their common weight, and among themselves only if they win: a race of the rest
-    of the vocabulary would cost more than all else at a position. The law of the winner is the same, exactly.
+    In a large support tokens of little weight run as one, with their common weight, and among themselves only if they win: a
+    race of the whole vocabulary would cost more than all else at a position. The law of the winner is the same, exactly.
     """
+    if len(w) <= _FEW:
+        names = np.arange(len(w)) if ids is None else ids
+        return int(names[(w / exponentials(start, names)).argmax()])
     least = _LIGHT * w.max()
     heavy = np.flatnonzero(w >= least)
     own = w[heavy]
@@ -91,13 +111,20 @@ def _numbers(weights: Weights) -> Array:
 
 def exponentials(start: int, index: Array) -> Array:
     """Exp(1) numbers at these places (int [n], from 0) of the SplitMix64 stream that begins at ``start``; float64 [n]."""
-    with np.errstate(over="ignore"):
-        z = (index.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
-    uniform = ((z >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53  # never 0, never 1
-    return np.asarray(-np.log(uniform))
+    z = index.astype(np.uint64)
+    z *= _STEPS
+    z += np.uint64((start + _STEP) & _M64)
+    z ^= z >> _SHIFTS[0]
+    z *= _FACTORS[0]
+    z ^= z >> _SHIFTS[1]
+    z *= _FACTORS[1]
+    z ^= z >> _SHIFTS[2]
+    z >>= _SHIFTS[3]
+    uniform = z.astype(np.float64)
+    uniform += 0.5
+    uniform *= 2.0**-53  # never 0, never 1
+    found: Array = np.log(uniform, out=uniform)
+    return np.negative(found, out=found)
 
 
 class Enumerate:

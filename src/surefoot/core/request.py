@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from ..errors import BadRequest, SurefootError
 from .logprobs import Logprob
-from .noise import Noise, Philox
+from .noise import Noise, SplitMix
 from .params import SamplingParams
 from .protocols import Decoder, Slot
 from .shaping import State
@@ -82,7 +82,7 @@ class Row:
         self.limit = limit
         self.stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
         self.index = index
-        self.noise: Noise = noise if noise is not None else Philox(None if params.seed is None else params.seed + index)
+        self.noise: Noise = noise if noise is not None else SplitMix(None if params.seed is None else params.seed + index)
         self.state: State | None = None
         """What options remember of the kept tokens; ``None`` where none has to."""
         self.slot: Slot | None = None

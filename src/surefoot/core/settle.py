@@ -73,7 +73,8 @@ class Settler:
             verdict = greedy(tree, Best(logits[:, : self._known]))
             kept = self._commit(part, verdict)
         else:
-            laws = Laws(logits, row.params, row.state, tree.tokens.tolist(), tree.parents.tolist(), self._known)
+            again = row.logprobs is not None or row.stats.trace is not None
+            laws = Laws(logits, row.params, row.state, tree.tokens.tolist(), tree.parents.tolist(), self._known, keep=again)
             failed: BadRequest | None = None
             try:
                 if rule == "greedy":
