@@ -62,6 +62,7 @@ format: $(STAMP) ## apply the formatter and the safe fixes
 bench: $(STAMP) ## measure engine and drafters; results go to benchmarks/results
 	@$(BIN)/python benchmarks/engine.py $(ARGS)
 	@$(BIN)/python benchmarks/speed.py $(ARGS)
+	@$(BIN)/python benchmarks/options.py $(ARGS)
 
 clean: ## remove caches and build products; keeps .venv and downloaded models
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -390,3 +390,37 @@ def test_anchors_at_the_edge_say_nothing(grammars: XGrammars, codec: Codec, patt
     for text in ("ab", "c", "yes", "no", "a", "b", "y^$", "^$"):
         assert complete(grammars, codec, asked(regex=pattern), text) == bool(re.fullmatch(pattern, text)), text
     assert capfd.readouterr().err == ""
+
+
+def test_masks_are_complete() -> None:
+    """Every piece that the rest of the text begins with is allowed, over vocabularies of random pieces."""
+    pytest.importorskip("xgrammar")
+    rng = random.Random(5)
+    lost = 0
+    for _ in range(150):
+        text = "".join(rng.choices('ab":{', k=8))
+        cuts = [text[i : i + n] for i in range(8) for n in (1, 2, 3, 4)]
+        pieces = sorted({piece.encode() for piece in (*rng.sample(cuts, 8), *text)})
+        lost += bool(grammar.separators(pieces))
+        lexicon = grammar.Lexicon(Words(pieces), len(pieces), True)
+        compiled = lexicon.compiler.compile_grammar(f"root ::= {grammar._literal(text)}")
+        matcher, at = XMatcher(lexicon, grammar._library().GrammarMatcher(compiled)), 0
+        while at < len(text):
+            wanted = [i for i, piece in enumerate(pieces) if text[at:].encode().startswith(piece)]
+            assert np.flatnonzero(matcher.allowed()).tolist() == wanted
+            token = rng.choice(wanted)
+            matcher.advance(token)
+            at += len(pieces[token])
+    assert lost > 5, "these vocabularies have none of the pieces that the library loses by itself"
+
+
+class Words:
+    """A vocabulary without an end token."""
+
+    eos_ids: tuple[int, ...] = ()
+
+    def __init__(self, pieces: list[bytes]) -> None:
+        self.pieces = pieces
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        raise BadRequest("not asked for")

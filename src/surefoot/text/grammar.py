@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -113,11 +114,12 @@ class Lexicon:
                 self.pieces[i] = b""
         self.lengths = np.array([len(piece) for piece in self.pieces])
         self.usable = bytes(bool(piece) or i in self.ends for i, piece in enumerate(self.pieces))
+        known = self.pieces + separators(self.pieces)
         info = library.TokenizerInfo(
-            self.pieces, library.VocabType.RAW, vocab_size=vocab, stop_token_ids=sorted(self.ends), add_prefix_space=False
+            known, library.VocabType.RAW, vocab_size=len(known), stop_token_ids=sorted(self.ends), add_prefix_space=False
         )
         self.compiler = library.GrammarCompiler(info, max_threads=2, cache_enabled=False)
-        self.mask = torch.zeros(1, (vocab + 31) // 32, dtype=torch.int32)
+        self.mask = torch.zeros(1, (len(known) + 31) // 32, dtype=torch.int32)
         self._bits = self.mask.numpy().view(np.uint8)[0]
         self.cuts: dict[tuple[int, str], list[int]] = {}
 
@@ -153,6 +155,27 @@ class Lexicon:
             if b"".join(self.pieces[token] for token in tokens[begin:] if token < self.vocab) == wanted:
                 return tokens[begin:]
         return []
+
+
+def separators(pieces: Sequence[bytes]) -> list[bytes]:
+    """Pieces to put beside these, under ids that no one reads, so that the library's masks are complete.
+
+    In sorted order it takes the run of pieces that *contain* a piece for those that begin with it, and leaves the whole run
+    out where that piece does not fit: with ``":`` it loses ``"a":``. A piece between the two ends the run where it should.
+    """
+    added: list[bytes] = []
+    words = sorted({piece for piece in pieces if piece})
+    while True:
+        found = set()
+        for i, piece in enumerate(words):
+            at = bisect_left(words, True, i + 1, key=lambda other, piece=piece: not other.startswith(piece))  # type: ignore[misc]
+            if at < len(words) and piece in words[at]:
+                common = next(n for n, (a, b) in enumerate(zip(piece, words[at], strict=False)) if a != b)
+                found.add(words[at][: common + 1])
+        if not found:
+            return added
+        added += sorted(found)
+        words = sorted({*words, *found})
 
 
 class XMatcher:
