@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import BadDraft, BadRequest
 from .protocols import PLAIN, Controller, Drafter, Plan, Slot, Traits
@@ -131,4 +131,4 @@ def _within(row: Row, plan: Plan, traits: Traits) -> Plan:
     nodes = min(plan.nodes, traits.max_nodes - 1, depth if plan.width == 1 or not traits.tree else plan.nodes)
     if depth < 1 or nodes < 1:
         return PLAIN
-    return Plan(plan.drafter, depth, plan.width if traits.tree else 1, nodes, plan.floor, plan.hold)
+    return replace(plan, depth=depth, width=plan.width if traits.tree else 1, nodes=nodes)

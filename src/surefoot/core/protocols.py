@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from .tree import DraftTree, Forest
 
 if TYPE_CHECKING:
     from .request import Row
+
+Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +121,21 @@ class TargetModel(Protocol):
         ...
 
 
+class Stop(Protocol):
+    """Ends a draft. Stopping *after* a token because of that token's own step is exact; taking it back is not."""
+
+    def __call__(self, law: Array, token: int, depth: int) -> bool:
+        """Whether the draft ends after ``token``, drafted at ``depth`` (from 1) and drawn from, or best in, ``law`` [V]."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a controller asks for one row: at most ``depth`` tokens deep, ``width`` children a node, ``nodes`` in all.
 
     ``floor``: a proposal whose estimated probability of being reached lies under it is not worth its cost.
     ``hold``: pad the row to this many nodes if the draft is shorter, where changing the size of a pass is dear.
+    ``stop``: asked after each drafted token by drafters that know the law it came from.
     A plan of zero nodes is plain decoding.
     """
 
@@ -133,6 +145,7 @@ class Plan:
     nodes: int = 0
     floor: float = 0.0
     hold: int = 0
+    stop: Stop | None = None
 
 
 PLAIN = Plan()

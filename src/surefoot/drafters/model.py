@@ -19,11 +19,14 @@ from torch import Tensor
 
 from ..core.law import host, row_law, support
 from ..core.noise import DRAFT, TARGET
-from ..core.protocols import Need, Plan, Scores, Slot, TargetModel, Verdict
+from ..core.params import SamplingParams
+from ..core.protocols import Array, Need, Plan, Scores, Slot, Stop, TargetModel, Verdict
 from ..core.request import Row
 from ..core.shaping import State
 from ..core.tree import DraftTree, Forest
 from ..errors import BackendError, BadRequest, VocabMismatch
+
+_PLAIN = SamplingParams(temperature=1.0)
 
 
 class ModelDrafter:
@@ -55,16 +58,16 @@ class ModelDrafter:
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         trees = {row.id: DraftTree.chain(row.tokens[-1:]) for row in rows}
-        live = [(r, depth) for r, p in zip(rows, plans, strict=True) if (depth := self._depth(r, p)) > 0]
+        live = [(r, depth, p.stop) for r, p in zip(rows, plans, strict=True) if (depth := self._depth(r, p)) > 0]
         if not live:
             return list(trees.values())
         try:
-            logits = self._catch_up([r for r, _ in live])
+            logits = self._catch_up([r for r, _, _ in live])
             self._draft(live, logits, trees)
         except BackendError as error:
             # the draft's cache is full: these rows go on without drafts rather than fail
-            self._close(row for row, _ in live)
-            self._without.update(row.id for row, _ in live)
+            self._close(row for row, _, _ in live)
+            self._without.update(row.id for row, _, _ in live)
             warnings.warn(f"the draft model stops drafting for {len(live)} requests: {error}", RuntimeWarning, stacklevel=2)
         return [trees[row.id] for row in rows]
 
@@ -120,26 +123,29 @@ class ModelDrafter:
         self.draft.commit(slots, [range(len(c)) for c in chains])
         return iter(logits)
 
-    def _draft(self, live: list[tuple[Row, int]], logits: Tensor, trees: dict[int, DraftTree]) -> None:
+    def _draft(self, live: list[tuple[Row, int, Stop | None]], logits: Tensor, trees: dict[int, DraftTree]) -> None:
         forks: list[Slot] = []
         try:
-            drafted: list[list[int]] = [[r.tokens[-1]] for r, _ in live]
+            drafted: list[list[int]] = [[r.tokens[-1]] for r, _, _ in live]
             laws: list[list[Tensor]] = [[] for _ in live]
             states: list[State | None] = [None] * len(live)
             going = list(range(len(live)))
             step = 0
             while going:
                 for i, row_logits in zip(list(going), logits, strict=True):
-                    row = live[i][0]
+                    row, _, stop = live[i]
                     try:
                         if step == 0 and row.state is not None:
                             states[i] = row.state.fork()
-                        token, q = self._choose(row, states[i], row_logits, step)
+                        x = self._shaped(states[i], row_logits)
+                        token, q = self._choose(row, x, step)
                         drafted[i].append(token)
                         if q is not None:
                             laws[i].append(q)
                         if (state := states[i]) is not None:
                             state.advance(token)
+                        if stop is not None and stop(_law(row, x), token, step + 1):
+                            going.remove(i)
                     except BadRequest:  # the options leave no token here, or none after this one
                         going.remove(i)
                 step += 1
@@ -147,21 +153,23 @@ class ModelDrafter:
                 if not going:
                     break
                 if not forks:
-                    forks = [self.draft.fork(self._slots[row.id]) for row, _ in live]
+                    forks = [self.draft.fork(self._slots[row.id]) for row, _, _ in live]
                 passed = self._pass([drafted[i][-1:] for i in going], [forks[i] for i in going], [True] * len(going))
                 logits = torch.stack(list(passed))
-            for (row, _), tokens, qs in zip(live, drafted, laws, strict=True):
+            for (row, _, _), tokens, qs in zip(live, drafted, laws, strict=True):
                 trees[row.id] = DraftTree.chain(tokens, torch.stack(qs) if qs else None, self.source)
         finally:
             self.draft.close(forks)
 
-    def _choose(self, row: Row, state: State | None, logits: Tensor, step: int) -> tuple[int, Tensor | None]:
-        """A drafted token for position ``len(row.tokens) + step``, and its law if it has to be reported."""
+    def _shaped(self, state: State | None, logits: Tensor) -> Array:
+        """Logits [V] over the target's vocabulary, under the request's options."""
         own = host(logits)
         x = np.full(self._vocab, -np.inf, own.dtype)
         x[: self._known] = own[: self._known]
-        if state is not None:
-            x = state.shape(x)
+        return x if state is None else state.shape(x)
+
+    def _choose(self, row: Row, x: Array, step: int) -> tuple[int, Tensor | None]:
+        """A drafted token for position ``len(row.tokens) + step``, and its law if it has to be reported."""
         if row.params.temperature == 0:
             return int(x.argmax()), None
         position = len(row.tokens) + step
@@ -179,3 +187,8 @@ class ModelDrafter:
 
     def _close(self, rows: Iterable[Row]) -> None:
         self.draft.close([self._slots.pop(row.id) for row in rows if row.id in self._slots])
+
+
+def _law(row: Row, x: Array) -> Array:
+    """What a stop rule is told: the law that the token was drawn from; where drafting is greedy, the softmax."""
+    return row_law(x, row.params if row.params.temperature > 0 else _PLAIN)
