@@ -20,7 +20,9 @@ COMMANDS = {
     "generate": "continue or answer a prompt",
     "chat": "talk with a model",
     "check": "say what runs a model, what memory it takes, and whether a draft model fits it",
+    "plan": "what speculation gains, from acceptance and cost, before anything is run",
     "audit": "hold speculative decoding against plain decoding, token by token",
+    "tune": "find the fastest way to draft for a model on this machine, and write it to a configuration",
     "models": "list the models on this machine, or fetch one",
     "demo": "answer with the default model, then compare plain and speculative decoding",
 }

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .core.cost import CostModel
+from .drafter_spec import Spec, choose, length, parse, shape
 from .errors import BadRequest, Unsupported, VocabMismatch
 from .models import DEFAULT, ModelRef, Progress, building, converted_dir, describe, fetch, fingerprint, resolve
 
@@ -31,7 +30,15 @@ CONTROLLERS = {
     "fixed": "surefoot.control.fixed:FixedController",
     "window": "surefoot.control.window:WindowController",
     "goodput": "surefoot.control.goodput:GoodputController",
+    "confidence": "surefoot.control.confidence:ConfidenceController",
+    "thompson": "surefoot.control.thompson:ThompsonController",
+    "bandit": "surefoot.control.bandit:BanditController",
+    "breaker": "surefoot.control.breaker:Breaker",
 }
+SINGLE = ("fixed", "window", "confidence", "breaker")
+"""Controllers that know one drafter."""
+TREES = ("fixed", "breaker")
+"""Controllers that plan trees."""
 BACKENDS = ("auto", "openvino", "torch")
 
 
@@ -61,11 +68,13 @@ def load(
     """An engine for ``model``, whose output is that of plain decoding, sooner.
 
     model        ``smollm2-135m-instruct`` (default), a GGUF file, an OpenVINO or transformers folder, a hub id
-    drafter      ``auto`` (what a grammar forces, else ``suffix``), ``none``, ``ngram``, ``suffix``, ``model``, ``grammar``,
-                 with options as ``"ngram:max_n=3,k=5"``, or a drafter
+    drafter      ``auto`` (what a grammar forces, else ``suffix``; with a draft model both, by measured speed), ``none``,
+                 ``ngram``, ``suffix``, ``model``, ``grammar``, with options as ``"ngram:max_n=3,k=5"``, several as
+                 ``"ngram+model"``, or a drafter
     backend      ``auto``, ``openvino``, ``torch``
-    controller   ``auto`` (by measured cost), ``fixed``, ``window``, ``goodput``, or a controller
-    num_speculative_tokens  draft length: with ``auto`` the most, with ``fixed`` always
+    controller   ``auto`` (by measured cost, guarded by a breaker), ``fixed``, ``window``, ``goodput``, ``confidence``,
+                 ``thompson``, ``bandit``, ``breaker`` (``fixed``, guarded), or a controller
+    num_speculative_tokens  draft length: with ``fixed`` and ``breaker`` always, else the most
     draft_model  reference of the draft model (drafter ``model``)
     precision    openvino: ``auto``, ``bf16``, ``f32``, ``fast`` (not exact); torch: ``auto``, ``float32``, ``bfloat16``, …
     kv_tokens    tokens that the cache holds over all requests
@@ -73,9 +82,9 @@ def load(
     Raises :class:`~surefoot.errors.SurefootError` subclasses that name the fix.
     """
     # what is wrong is told, and what is off is known, before anything is loaded
-    _, _, length = _parse(drafter, draft_model is not None, controller, num_speculative_tokens)
+    _, most, _ = _parse(drafter, draft_model is not None, controller, num_speculative_tokens)
     target = open_target(model, backend, precision=precision, kv_tokens=kv_tokens, progress=progress)
-    if length == 0 and draft_model is not None:  # off is off: the draft model is not loaded
+    if most == 0 and draft_model is not None:  # off is off: the draft model is not loaded
         return assemble(target, "none", max_rows=max_rows)
     draft = None if draft_model is None else open_target(draft_model, backend, precision=precision, progress=progress)
     return assemble(target, drafter, draft, controller, num_speculative_tokens, max_rows)
@@ -93,20 +102,24 @@ def assemble(
     from .core.engine import Engine
     from .text.grammar import XGrammars
 
-    name, options, length = _parse(drafter, draft is not None, controller, num_speculative_tokens)
-    made: list[Drafter]
-    if drafter is None or name == "none":
-        made = []
-    elif not isinstance(drafter, str):
-        made = [drafter]
-    else:
-        made = [_drafter(name, options, target, draft)]
-        if name == "auto":
-            made.insert(0, _import(DRAFTERS["grammar"])(made[0]))
+    specs, most, tree = _parse(drafter, draft is not None, controller, num_speculative_tokens)
+    made: list[Drafter] = []
+    chosen: list[str] = []
+    """Of the drafters made, those that the controller picks from."""
+    if drafter is not None and not isinstance(drafter, str):
+        made, chosen = [drafter], [drafter.name]
+    for spec in specs:
+        if spec.name != "auto":
+            made.append(_drafter(spec, target, draft, {"source": len(made) + 1} if len(specs) > 1 else {}))
+            chosen.append(spec.name)
+        else:
+            inner = _drafter(Spec("suffix", spec.options), target, draft, {})
+            made += [_import(DRAFTERS["grammar"])(inner), inner]
+            chosen.append("grammar")
     return Engine(
         target.model,
         made,
-        _controller(controller, made[0], length, target) if made else None,
+        _controller(controller, chosen, most, tree, target) if made else None,
         codec=target.codec,
         grammars=XGrammars(target.codec, target.model.traits.vocab_size),
         max_rows=max_rows,
@@ -115,21 +128,28 @@ def assemble(
 
 def _parse(
     drafter: str | Drafter | None, draft: bool, controller: str | Controller, given: int | None
-) -> tuple[str, dict[str, Any], int | None]:
-    """Name, options and draft length; ``draft``: whether there is a draft model."""
-    name, options = _spec(drafter) if isinstance(drafter, str) else ("custom", {})
-    if draft and name == "auto":
-        name = "model"
-    if (name == "model") != draft:
+) -> tuple[list[Spec], int | None, dict[str, int]]:
+    """The drafters to make (none: plain decoding, or one of your own), the draft length, the shape of trees.
+
+    ``draft``: whether there is a draft model.
+    """
+    specs, most = parse(drafter, list(DRAFTERS), given) if isinstance(drafter, str) else ([], length(given))
+    if draft and drafter is not None and [spec.name for spec in specs] == ["auto"]:
+        model = Spec("model", {})
+        specs = [Spec("model", specs[0].options)] if controller in SINGLE else [model, *specs]
+    if any(spec.name == "model" for spec in specs) != draft:
         raise BadRequest("drafter 'model' and draft_model belong together; give both or neither")
-    length = _length(options, given)
     if isinstance(controller, str) and controller not in ("auto", *CONTROLLERS):
-        raise BadRequest(f"unknown controller {controller!r}; {_known(controller, ['auto', *CONTROLLERS])}")
-    if (drafter is None or name == "none") and (length or options or controller != "auto"):
+        raise BadRequest(f"unknown controller {controller!r}; {choose(controller, ['auto', *CONTROLLERS])}")
+    if controller in SINGLE and len(specs) > 1:
+        raise BadRequest(f"controller {controller!r} takes one drafter, not {drafter!r}; name one, or use controller 'auto'")
+    off = [spec for spec in specs if spec.name == "none"]
+    if (drafter is None or off) and (most or any(spec.options for spec in off) or controller != "auto"):
         raise BadRequest("drafter 'none' is plain decoding; leave out its options, the draft length and the controller")
-    if length is not None and not isinstance(controller, str):
+    if most is not None and not isinstance(controller, str):
         raise BadRequest("a controller of your own decides the draft length; leave num_speculative_tokens out")
-    return name, options, length
+    trees = [tree for spec in specs if (tree := shape(spec, controller in TREES))]
+    return [spec for spec in specs if spec.name != "none"], most, trees[0] if trees else {}
 
 
 def open_target(
@@ -218,94 +238,61 @@ def _openvino_folder(kind: str, path: Path, progress: Progress | None) -> Path:
     return folder
 
 
-def _drafter(name: str, options: Mapping[str, Any], target: Target, draft: Target | None) -> Drafter:
+def _drafter(spec: Spec, target: Target, draft: Target | None, more: Mapping[str, Any]) -> Drafter:
+    """``more``: options that the loader decides."""
+    name, options = spec.name, spec.options
     if name == "model":
         assert draft is not None
         _refuse_rest(name, options)
         target.codec.compare(draft.codec).require()
         known = min(target.codec.vocab_size, draft.codec.vocab_size)
-        made: Drafter = _import(DRAFTERS[name])(draft.model, target.model.traits.vocab_size, known=known)
+        made: Drafter = _import(DRAFTERS[name])(draft.model, target.model.traits.vocab_size, known=known, **more)
         return made
-    name = "suffix" if name == "auto" else name
     if name == "script":
         raise BadRequest("drafter 'script' needs the answers; make a ScriptDrafter in Python and pass it as drafter=")
     if name == "grammar":
         _refuse_rest(name, options)
     try:
-        made = _import(DRAFTERS[name])(**options)
+        made = _import(DRAFTERS[name])(**{**options, **more})
     except TypeError as error:
         raise BadRequest(f"drafter {name!r}: {str(error).split(') ')[-1]}; see its documentation for the options") from None
     return made
 
 
-def _controller(controller: str | Controller, drafter: Drafter, length: int | None, target: Target) -> Controller:
+def _controller(
+    controller: str | Controller, drafters: Sequence[str], given: int | None, tree: Mapping[str, int], target: Target
+) -> Controller:
     if not isinstance(controller, str):
         return controller
     traits = target.model.traits
-    if length is not None and length > (most := traits.max_nodes - 1):
-        raise BadRequest(f"num_speculative_tokens={length} is more than the backend takes in a pass ({most}); lower it")
+    if given is not None and given > (most := traits.max_nodes - 1):
+        raise BadRequest(f"num_speculative_tokens={given} is more than the backend takes in a pass ({most}); lower it")
     made: Controller
-    if controller in ("auto", "goodput"):
-        cost: CostModel = target.calibration.cost(target.model)
-        made = _import(CONTROLLERS["goodput"])(
-            drafter.name,
-            cost,
-            max_draft=16 if length is None else length,
-            min_width=traits.min_width,
-            change=cost.change if traits.steady else 0.0,
-        )
-    elif controller == "fixed":
-        made = _import(CONTROLLERS[controller])(drafter.name, 4 if length is None else length)
+    if controller == "window":
+        high = 8 if given is None else given
+        made = _import(CONTROLLERS["window"])(drafters[0], high, min(2, high), min(4, high))
+        return made
+    fixed: Controller = _import(CONTROLLERS["fixed"])(drafters[0], 4 if given is None else given, **tree)
+    if controller == "fixed":
+        return fixed
+    from .control.costs import LiveCosts
+
+    measured = target.calibration.cost(target.model)
+    costs = LiveCosts(measured, change=measured.change if traits.steady else 0.0)
+    if controller == "breaker":
+        made = fixed
     else:
-        high = 8 if length is None else length
-        made = _import(CONTROLLERS["window"])(drafter.name, high, min(2, high), min(4, high))
+        name = "goodput" if controller == "auto" else controller
+        longest = {} if given is None else {"max_draft": given}
+        made = _import(CONTROLLERS[name])(tuple(drafters), costs, min_width=traits.min_width, **longest)
+    if controller in ("auto", "breaker"):
+        made = _import(CONTROLLERS["breaker"])(made, costs, min_width=traits.min_width)
     return made
-
-
-def _spec(text: str) -> tuple[str, dict[str, Any]]:
-    """``NAME[:key=value,…]`` as name and options; numbers and true/false become values."""
-    name, _, rest = text.partition(":")
-    name = name.strip().lower()
-    known = ["auto", "none", *DRAFTERS]
-    if name not in known:
-        raise BadRequest(f"unknown drafter {name!r}; {_known(name, known)}")
-    options: dict[str, Any] = {}
-    for item in filter(None, (part.strip() for part in rest.split(","))):
-        key, equals, value = item.partition("=")
-        if not equals or not key:
-            raise BadRequest(f"drafter option {item!r} is not key=value; write {name}:key=value,key=value")
-        options[key.strip().replace("-", "_")] = _value(value.strip())
-    return name, options
-
-
-def _value(text: str) -> Any:
-    for read in (int, float):
-        try:
-            return read(text)
-        except ValueError:
-            pass
-    return {"true": True, "false": False}.get(text.lower(), text)
-
-
-def _length(options: dict[str, Any], given: int | None) -> int | None:
-    for key in ("num_speculative_tokens", "k"):
-        if key in options:
-            if given is not None:
-                raise BadRequest(f"the draft length is given twice ({key} and num_speculative_tokens); give it once")
-            given = options.pop(key)
-    if given is not None and (not isinstance(given, int) or isinstance(given, bool) or given < 0):
-        raise BadRequest(f"num_speculative_tokens={given!r} is not allowed; give 0 (plain decoding) or a positive whole number")
-    return given
 
 
 def _refuse_rest(name: str, options: Mapping[str, Any]) -> None:
     if options:
         raise BadRequest(f"drafter {name!r} takes no option {next(iter(options))!r}; leave it out")
-
-
-def _known(name: str, known: Sequence[str]) -> str:
-    near = get_close_matches(name, known, 1)
-    return f"did you mean {near[0]!r}?" if near else "choose one of " + ", ".join(known)
 
 
 def _import(target: str) -> Any:

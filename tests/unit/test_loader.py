@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+from toys import ToyCodec, counter
 
 import surefoot
-from surefoot import loader
+from surefoot import drafter_spec, loader
+from surefoot.control.breaker import Breaker
 from surefoot.control.fixed import FixedController
+from surefoot.core.cost import CostModel
+from surefoot.drafters.script import ScriptDrafter
 from surefoot.errors import BadRequest
 
 
@@ -36,6 +45,19 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"drafter": "suffix:k=2", "num_speculative_tokens": 3}, "given twice"),
         ({"drafter": "suffix:k"}, "not key=value"),
         ({"num_speculative_tokens": -1}, "positive whole number"),
+        ({"drafter": "ngram+suffx"}, "did you mean 'suffix'"),
+        ({"drafter": "ngram+ngram:max_n=2"}, "named twice"),
+        ({"drafter": "auto+ngram"}, "stands alone"),
+        ({"drafter": "ngram+none"}, "stands alone"),
+        ({"drafter": "ngram+"}, "unknown drafter ''"),
+        ({"drafter": "ngram:k=2+suffix:k=3"}, "given twice"),
+        ({"drafter": "ngram+model"}, "belong together"),
+        ({"drafter": "ngram+suffix", "draft_model": "x"}, "belong together"),
+        ({"drafter": "ngram+suffix", "controller": "fixed"}, "takes one drafter"),
+        ({"drafter": "ngram+suffix", "controller": "breaker"}, "takes one drafter"),
+        ({"drafter": "suffix:width=2"}, "width"),
+        ({"drafter": "suffix:width=0", "controller": "fixed"}, "from 1 up"),
+        ({"controller": "bandid"}, "did you mean 'bandit'"),
     ],
 )
 def test_contradictions_are_told_before_anything_is_loaded(options: dict[str, object], says: str) -> None:
@@ -54,3 +76,91 @@ def test_a_length_of_zero_does_not_load_the_draft_model(monkeypatch: pytest.Monk
     monkeypatch.setattr(loader, "assemble", lambda target, drafter, *args, **options: drafter)
     assert surefoot.load("big", draft_model="small", num_speculative_tokens=0) == "none"
     assert opened == ["big"]
+
+
+# what is assembled on a loaded model
+
+
+class Letters(ToyCodec):
+    """A tokenizer that goes with any of its kind."""
+
+    def compare(self, other: Any) -> Any:
+        return SimpleNamespace(require=lambda: None)
+
+
+def target(**traits: Any) -> Any:
+    """A loaded model that counts."""
+    cost = CostModel((1, 2, 16), (1.0, 1.1, 2.5), 100, 0.0, 0.3)
+    model = counter(16)
+    model.traits = replace(model.traits, **traits)
+    return loader.Target(model, Letters("abcdefghijklmnop"), SimpleNamespace(cost=lambda target: cost), Path("toy"))
+
+
+def names(engine: Any) -> tuple[str, ...]:
+    """Drafters that the controller picks from."""
+    inner = engine.controller.inner if isinstance(engine.controller, Breaker) else engine.controller
+    return tuple(inner._names)
+
+
+@pytest.mark.parametrize(
+    "drafter, draft, made, picked",
+    [
+        ("auto", False, ["grammar", "suffix"], ("grammar",)),
+        ("auto", True, ["model", "grammar", "suffix"], ("model", "grammar")),
+        ("auto:max_match=4", True, ["model", "grammar", "suffix"], ("model", "grammar")),
+        ("ngram:max_n=3 + model", True, ["ngram", "model"], ("ngram", "model")),
+        ("suffix+ngram+grammar", False, ["suffix", "ngram", "grammar"], ("suffix", "ngram", "grammar")),
+        ("model", True, ["model"], ("model",)),
+    ],
+)
+@pytest.mark.parametrize("controller", ["auto", "goodput", "thompson", "bandit"])
+def test_the_controller_picks_from_the_drafters_that_were_named(drafter, draft, made, picked, controller):
+    engine = loader.assemble(target(), drafter, target() if draft else None, controller, 5)
+    assert list(engine.drafters) == made
+    if controller in ("auto", "goodput"):
+        assert names(engine) == picked
+    assert len(engine.names) == len(made) + 1  # each with a source of its own
+    assert isinstance(engine.controller, Breaker) == (controller == "auto")
+    wanted = loader.assemble(target(), "none").generate([0, 1, 2], max_tokens=40)
+    assert engine.generate([0, 1, 2], max_tokens=40).token_ids == wanted.token_ids
+
+
+def test_auto_is_goodput_behind_a_breaker_on_one_set_of_costs():
+    engine = loader.assemble(target(steady=True), "suffix")
+    assert engine.controller._costs is engine.controller.inner.costs
+    assert engine.controller._costs.change == 0.3
+    assert loader.assemble(target(), "suffix").controller._costs.change == 0.0
+    before = engine.controller._costs.steps
+    engine.generate([0, 1, 2], max_tokens=20)
+    assert engine.controller._costs.steps > before
+    assert engine.controller.stats()["state"] == "closed"
+
+
+def test_breaker_is_a_fixed_length_guarded():
+    engine = loader.assemble(target(), "suffix:width=2,nodes=5", None, "breaker", 3)
+    [plan] = engine.controller.inner.plan([None])
+    assert (plan.drafter, plan.depth, plan.width, plan.nodes) == ("suffix", 3, 2, 5)
+
+
+@pytest.mark.parametrize("controller", ["fixed", "window", "confidence", "breaker"])
+def test_controllers_of_one_drafter_take_the_draft_model_that_was_given(controller):
+    assert list(loader.assemble(target(), "auto", target(), controller).drafters) == ["model"]
+
+
+def test_a_drafter_of_ones_own_is_guarded_too():
+    engine = loader.assemble(target(), ScriptDrafter(lambda row: [1] * 50, 16, accuracy=0.0))
+    assert isinstance(engine.controller, Breaker)
+    assert names(engine) == ("script",)
+
+
+def test_every_controller_that_is_registered_can_be_made():
+    for name in loader.CONTROLLERS:
+        engine = loader.assemble(target(), "suffix", None, name, 3)
+        assert type(engine.controller).__name__ == loader.CONTROLLERS[name].partition(":")[2]
+        assert engine.generate([0, 1, 2], max_tokens=10).token_ids
+
+
+def test_drafters_as_text():
+    specs, most = drafter_spec.parse("NGRAM:max-n=3,k=5,x=true+suffix:y=0.5,z=a", ["ngram", "suffix"])
+    assert [(s.name, s.options) for s in specs] == [("ngram", {"max_n": 3, "x": True}), ("suffix", {"y": 0.5, "z": "a"})]
+    assert most == 5

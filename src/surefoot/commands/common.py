@@ -56,9 +56,14 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         default="auto",
         metavar="NAME[:K=V,…]",
-        help="auto (default), none, ngram, suffix, model or grammar, e.g. ngram:max_n=3,k=5",
+        help="auto (default), none, ngram, suffix, model or grammar, e.g. ngram:max_n=3,k=5, or several: ngram+model",
     )
-    group.add_argument("--controller", default="auto", metavar="NAME", help="auto (by measured cost, default), fixed or window")
+    group.add_argument(
+        "--controller",
+        default="auto",
+        metavar="NAME",
+        help="auto (by measured cost, default), fixed, window, goodput, confidence, thompson, bandit, breaker (fixed, guarded)",
+    )
     group.add_argument(
         "--num-speculative-tokens",
         "--draft-max",

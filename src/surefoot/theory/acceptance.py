@@ -55,10 +55,14 @@ def proportion(hits: int, trials: int, z: float = _Z95) -> Estimate:
         raise ValueError(f"{k} hits of {n} trials: the hits are part of the trials")
     if n == 0:
         return Estimate(0.5, 0.0, 1.0, 0)
-    share, z2 = k / n, z * z
+    return Estimate(k / n, *_wilson(k / n, n, z), n)
+
+
+def _wilson(share: float, n: float, z: float) -> tuple[float, float]:
+    z2 = z * z
     middle = (share + z2 / (2 * n)) / (1 + z2 / n)
     half = z / (1 + z2 / n) * float(np.sqrt(share * (1 - share) / n + z2 / (4 * n * n)))
-    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half), n)
+    return max(0.0, middle - half), min(1.0, middle + half)
 
 
 def from_drafts(accepted: Sequence[int], lengths: Sequence[int], z: float = _Z95) -> Estimate:
@@ -74,6 +78,28 @@ def by_position(accepted: Sequence[int], lengths: Sequence[int], z: float = _Z95
     for i in range(1, int(drafted.max(initial=0)) + 1):
         tried = (hits >= i - 1) & (drafted >= i)
         out.append(proportion(int((hits[tried] >= i).sum()), int(tried.sum()), z))
+    return out
+
+
+def reach_by_position(accepted: Sequence[int], lengths: Sequence[int], z: float = _Z95) -> list[Estimate]:
+    """r_i = a_1 … a_i with its interval; ``trials``: drafts that came to depth i.
+
+    The variance of a product of such proportions is r^2 sum (1 - a_i) / (n_i a_i) (Greenwood, 1926); the interval is Wilson's
+    of as many independent drafts as have this variance, which are all drafts where all have the same length.
+    """
+    out: list[Estimate] = []
+    value, spread, n = 1.0, 0.0, 0.0
+    for a in by_position(accepted, lengths, z):
+        value *= a.value
+        if a.trials == 0:  # no draft came this far: nothing is known but that it is no more than above
+            out.append(Estimate(value, 0.0, out[-1].high, 0))
+            continue
+        if a.value > 0.0:
+            spread += (1.0 - a.value) / (a.trials * a.value)
+            n = (1.0 - value) / (value * spread) if spread else float(a.trials)
+        elif not spread:
+            n = float(a.trials)
+        out.append(Estimate(value, *_wilson(value, n, z), a.trials))
     return out
 
 

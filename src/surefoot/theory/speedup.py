@@ -76,6 +76,15 @@ def break_even(alpha: ArrayLike) -> Array:
     return probability("alpha", alpha)
 
 
+def break_even_measured(tokens: ArrayLike, cost: Curve | ArrayLike) -> float:
+    """The c below which some draft length 1 … K pays: max_k (tokens[k] - V(k + 1)) / k. Below 0: none does, even if free."""
+    e = positive("tokens", tokens)
+    if len(e) < 2:
+        raise ValueError("the break-even cost needs the tokens of at least one draft length; give tokens[0 … K], K from 1")
+    k = np.arange(1, len(e))
+    return float(np.max((e[1:] - curve(cost, len(e))[2:]) / k))
+
+
 def least_gain(alpha: ArrayLike, c: ArrayLike) -> Array:
     """(1 + alpha) / (1 + c) where c < alpha, else 1."""
     a, cost = probability("alpha", alpha), not_negative("c", c)
@@ -91,6 +100,16 @@ def speedup_of_rounds(share: ArrayLike, tokens: ArrayLike, gamma: ArrayLike, c: 
     if np.any(e < 1.0):
         raise ValueError("a verified round yields at least one token; for an acceptance *rate* see speedup_seed_approximation")
     return np.asarray((1 - b + b * e) / (whole("gamma", gamma) * not_negative("c", c) + 1))
+
+
+def speedup_of_run(share: float, tokens: float, gain: float) -> float:
+    """(1 - share + share tokens) / (1 - share + share tokens / gain): a run of which a ``share`` of the passes has a draft.
+
+    Those yield ``tokens`` each at the speed-up ``gain``; the others are plain. Unlike in :func:`speedup_of_rounds`, they do not
+    pay for a draft: nothing was proposed.
+    """
+    b, e, s = float(probability("share", share)), float(positive("tokens", tokens)), float(positive("gain", gain))
+    return (1 - b + b * e) / (1 - b + b * e / s)
 
 
 def speedup_seed_approximation(share: ArrayLike, rate: ArrayLike, gamma: ArrayLike, c: ArrayLike) -> Array:
