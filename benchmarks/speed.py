@@ -20,8 +20,14 @@ from surefoot.control.goodput import GoodputController
 from surefoot.core.engine import Engine
 from surefoot.drafters.ngram import NgramDrafter
 from surefoot.drafters.suffix import SuffixDrafter
-from surefoot.loader import open_target
+from surefoot.loader import assemble, open_target
 from surefoot.models import DEFAULT
+
+
+def shipped(loaded: Any, drafter: str) -> tuple[list[Any], Any]:
+    """Drafters and controller as ``surefoot.load`` makes them."""
+    engine = assemble(loaded, drafter)
+    return list(engine.drafters.values()), engine.controller
 
 
 def engines(loaded: Any, names: list[str]) -> dict[str, Engine]:
@@ -33,7 +39,8 @@ def engines(loaded: Any, names: list[str]) -> dict[str, Engine]:
     suffix = {"shared_tokens": 0}
     made = {
         "plain": lambda: ([], None),
-        "auto": lambda: ([SuffixDrafter(**suffix)], GoodputController("suffix", cost, **auto)),
+        "auto": lambda: shipped(loaded, "auto:shared_tokens=0"),
+        "suffix-auto": lambda: ([SuffixDrafter(**suffix)], GoodputController("suffix", cost, **auto)),
         "ngram": lambda: ([NgramDrafter()], FixedController("ngram", 5)),
         "ngram-auto": lambda: ([NgramDrafter()], GoodputController("ngram", cost, **auto)),
         "suffix": lambda: ([SuffixDrafter(**suffix)], FixedController("suffix", 5)),

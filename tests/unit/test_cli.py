@@ -24,6 +24,7 @@ from toys_cli import EOS, error_of, install, table, tokenizer
 from surefoot import loader
 from surefoot.backends.table import TableModel
 from surefoot.cli import main
+from surefoot.commands.report import guard
 from surefoot.commands.terminal import progress
 from surefoot.errors import ModelNotFound
 from surefoot.models import cache
@@ -493,3 +494,14 @@ def test_demo_compares_every_pair(
     monkeypatch.setattr(loader, "assemble", other)
     assert main(["demo", "--max-tokens", "24", "--repeats", "1"]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "identical tokens: no"
+
+
+def test_the_breaker_is_told_where_it_acted() -> None:
+    def engine(opened: int) -> SimpleNamespace:
+        stats = {"state": "open", "opened": opened, "probes": 2, "closed": 1, "gain": 0.9}
+        return SimpleNamespace(controller=SimpleNamespace(stats=lambda: stats))
+
+    assert guard(engine(0)) == guard(SimpleNamespace(controller=None)) == []
+    assert guard(engine(3)) == [
+        "breaker        open: drafting lost against plain decoding 3 times, was tried again 2 times, resumed 1 times"
+    ]

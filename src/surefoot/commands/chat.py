@@ -93,14 +93,15 @@ class Conversation:
                 print(f"surefoot: error: {error}; /reset starts anew", file=sys.stderr)
 
     def command(self, line: str) -> None:
-        from .report import drafter_name, lines
+        from .report import drafter_name, guard, lines
 
         if line == "/reset":
             self.turns.clear()
             self.answers.clear()
             print("(a new conversation)")
         elif line == "/stats":
-            print("\n".join(lines(self.answers, drafter_name(self.engine))) if self.answers else "(nothing was said yet)")
+            said = [*lines(self.answers, drafter_name(self.engine)), *guard(self.engine)]
+            print("\n".join(said) if self.answers else "(nothing was said yet)")
         else:
             print(f"({_HELP})")
 

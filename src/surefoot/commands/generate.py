@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from .answer import answer
-    from .report import drafter_name, lines, values
+    from .report import drafter_name, guard, lines, values
     from .terminal import progress
 
     if args.json and args.stream:
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             printer.write(i, choice.text)
             printer.end(i)
     if args.stats:
-        print("\n".join(lines([done], drafter_name(running))), file=sys.stderr)
+        print("\n".join([*lines([done], drafter_name(running)), *guard(running)]), file=sys.stderr)
     if done.error is not None and not done.interrupted:
         raise BadRequest(done.error)
     return 130 if done.interrupted else 0

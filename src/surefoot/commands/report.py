@@ -87,6 +87,18 @@ def lines(answers: Iterable[Answer], drafter: str) -> list[str]:
     return out
 
 
+def guard(engine: Engine) -> list[str]:
+    """What a breaker did, if the engine's controller is one and it did anything."""
+    stats = getattr(engine.controller, "stats", None)
+    found = stats() if callable(stats) else {}
+    if not found.get("opened"):
+        return []
+    return [
+        f"breaker        {found['state']}: drafting lost against plain decoding {found['opened']} times, "
+        f"was tried again {found['probes']} times, resumed {found['closed']} times"
+    ]
+
+
 def _times(stats: list[Stats]) -> str:
     """Where the time of the passes after the prompt's went."""
     total, draft, score = (
