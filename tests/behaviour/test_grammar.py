@@ -420,7 +420,6 @@ def test_L66_the_toy_grammar_is_one():
 
 @pytest.fixture(scope="module")
 def real():
-    pytest.importorskip("xgrammar")
     from surefoot.text.grammar import XGrammars
 
     return XGrammars(CODEC, V), XGrammars(NO_END, V)

@@ -12,6 +12,7 @@ from contract.conftest import Backend
 from contract.test_engine_contract import REQUESTS, check, drafter, go, requests
 
 from surefoot.control.bandit import BanditController
+from surefoot.control.breaker import Breaker
 from surefoot.control.confidence import ConfidenceController
 from surefoot.control.costs import LiveCosts
 from surefoot.control.fixed import FixedController
@@ -26,9 +27,8 @@ DRAFTERS = ("mixed", "model", "ngram")
 
 
 def breaker(names, costs, **options):
-    module = pytest.importorskip("surefoot.control.breaker", reason="this version has no breaker")
     inner = ThompsonController(names, costs, **options)
-    return module.Breaker(inner, costs, patience=2, wait=2, probe=2, min_width=options["min_width"])
+    return Breaker(inner, costs, patience=2, wait=2, probe=2, min_width=options["min_width"])
 
 
 def goodput(names, costs, *, seed, **options):

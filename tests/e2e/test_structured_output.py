@@ -20,7 +20,6 @@ from surefoot.drafters.suffix import SuffixDrafter
 from surefoot.loader import Target, assemble, open_target
 from surefoot.text.grammar import XGrammars
 
-pytest.importorskip("xgrammar")
 pytestmark = pytest.mark.timeout(1800)
 
 REQUESTS = 100

@@ -430,7 +430,6 @@ def test_chat_goes_on_after_an_answer_that_broke_off(
     ],
 )  # fmt: skip
 def test_structure_holds(toy: SimpleNamespace, capsys: pytest.CaptureFixture[str], words: list[str], fits: Any) -> None:
-    pytest.importorskip("xgrammar")
     toy.model.logits[:, EOS] = 0.0  # it may end where the structure is complete
     plain = said(capsys, *words, "--drafter", "none", "--temperature", "1", "--seed", "2", "--max-tokens", "60")
     assert plain["finish_reason"] == "stop"

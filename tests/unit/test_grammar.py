@@ -36,7 +36,6 @@ def make(eos: bool = True) -> Codec:
 
 @pytest.fixture(scope="module")
 def codec() -> Codec:
-    pytest.importorskip("xgrammar")
     return make()
 
 
@@ -264,7 +263,6 @@ def test_forced_text_is_never_a_special_token(grammars: XGrammars, codec: Codec)
 
 
 def test_forced_tokens_of_a_tokenizer_that_puts_a_space_first() -> None:
-    pytest.importorskip("xgrammar")
     tokens = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", *'{}"abcdefghijklmnopqrstuvwxyz:', "na", "name", "▁{", '{"']
     merges = [("n", "a"), ("▁", "{"), ("{", '"')]
     model = models.BPE(vocab={t: i for i, t in enumerate(tokens)}, merges=merges, byte_fallback=True, unk_token="<unk>")
@@ -342,7 +340,6 @@ def test_schemas_that_can_be_kept_are_taken(grammars: XGrammars, schema: dict[st
 
 
 def test_a_grammar_whose_first_letter_no_token_has() -> None:
-    pytest.importorskip("xgrammar")
     tokenizer = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     with pytest.raises(BadRequest, match="choice: no token of the model can begin"):
@@ -394,7 +391,6 @@ def test_anchors_at_the_edge_say_nothing(grammars: XGrammars, codec: Codec, patt
 
 def test_masks_are_complete() -> None:
     """Every piece that the rest of the text begins with is allowed, over vocabularies of random pieces."""
-    pytest.importorskip("xgrammar")
     rng = random.Random(5)
     lost = 0
     for _ in range(150):
