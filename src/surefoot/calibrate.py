@@ -16,7 +16,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .core.cost import CostModel, measure
+from .core.cost import CostModel
+from .core.measure import measure
 from .core.protocols import InvarianceReport, TargetModel
 from .errors import BadRequest
 from .models import Progress, cache_root

@@ -10,7 +10,7 @@ from typing import Any
 from .errors import BadRequest
 
 ALONE = ("auto", "none")
-TREES = ("suffix",)
+TREES = ("suffix", "recycle", "retrieval", "lookahead", "model", "ngram", "hybrid", "auto")
 """Drafters that branch."""
 
 
@@ -46,8 +46,8 @@ def shape(spec: Spec, able: bool) -> dict[str, int]:
     for key, value in found.items():
         if spec.name not in TREES or not able:
             raise BadRequest(
-                f"{key}={value!r} makes drafts trees (width, nodes), which needs drafter 'suffix' and controller 'fixed'; "
-                "leave it out or name both"
+                f"{key}={value!r} makes drafts trees (width, nodes), which needs controller 'fixed' and one of "
+                f"{', '.join(TREES)}; leave it out or name both"
             )
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise BadRequest(

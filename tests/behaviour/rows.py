@@ -21,9 +21,6 @@ NOT_APPLICABLE |= {}
 
 # ---- L67 to L96: vocabulary, speed, memory, metrics, server (add yours below this line, and nowhere else) ----
 PARTLY: dict[str, str] = {
-    "L69": "expected with drafting across vocabularies: one differing id is mapped instead of refused",
-    "L70": "expected with drafting across vocabularies: the same with two tokenizers",
-    "L71": "expected with drafting across vocabularies: the mapping is made from the tokenizers given",
     "L72": "expected with trained heads: hidden size, vocabulary and model type of a head against the target's",
     "L74": "expected with draft length schedules (heuristic, heuristic_transient)",
     "L86": "expected with the tuner: it ranks draft lengths by tokens a second",

@@ -39,7 +39,7 @@ from surefoot.commands import common
 from surefoot.commands.answer import answer
 from surefoot.commands.report import lines
 from surefoot.control.fixed import FixedController
-from surefoot.core.cost import measure
+from surefoot.core.measure import measure
 from surefoot.core.engine import Engine
 from surefoot.core.params import SamplingParams
 from surefoot.drafters.model import ModelDrafter

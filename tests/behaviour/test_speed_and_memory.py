@@ -26,7 +26,8 @@ from surefoot.commands.report import lines
 from surefoot.control.fixed import FixedController
 from surefoot.control.goodput import GoodputController
 from surefoot.control.window import WindowController
-from surefoot.core.cost import CostModel, measure
+from surefoot.core.cost import CostModel
+from surefoot.core.measure import measure
 from surefoot.core.engine import Engine
 from surefoot.core.law import law
 from surefoot.core.noise import DRAFT, SplitMix

@@ -1,9 +1,10 @@
-"""Vocabularies of draft and target: padding is harmless, another meaning of an id is refused by name."""
+"""Vocabularies of draft and target: padding is harmless, another meaning of an id is mapped, or refused by name."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import gguf
 import numpy as np
@@ -12,14 +13,18 @@ import torch
 from behaviour.grid import LENGTHS, plain, same, words
 from behaviour.letters import EOS, SIZE, codec, table, target, tokenizer
 from contract.conftest import tiny
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from toys import fixed
 
 from surefoot import loader
 from surefoot.backends.torch import TorchModel
 from surefoot.core.params import SamplingParams
+from surefoot.drafters.cross import CrossDrafter
 from surefoot.drafters.model import ModelDrafter
 from surefoot.errors import SurefootError, VocabMismatch
 from surefoot.text import Codec
+from surefoot.text.crossing import cross
+from surefoot.text.special import Special
 
 PADS = [(0, 64), (64, 0), (64, 128), (128, 64)]
 """Padding rows of the target's and of the draft's embedding."""
@@ -104,15 +109,68 @@ def test_L68_vocabularies_without_a_common_id_are_refused():
         ours.compare(nothing).require()
 
 
+def crossing(k: int, ours, draft, way: str = "auto"):
+    """An engine whose draft model has a tokenizer of its own."""
+    found = cross(ours.codec, draft.codec, way).require()
+    return fixed(ours.model, CrossDrafter(draft.model, found.bridge, ours.model.traits.vocab_size), k, codec=ours.codec)
+
+
 @pytest.mark.parametrize("differing", [1, 2, 5])
-def test_L69_the_refusal_tells_how_many_ids_differ(differing):
-    """One differing entry can be allowed once tokens are mapped between vocabularies; until then the number is told."""
+def test_L69_differing_ids_are_told_and_refused_only_if_asked_to(differing):
     ours = codec(added=["<end>", *(f"<extra{i}>" for i in range(differing))])
     draft = codec(added=["<end>", *(f"<other{i}>" for i in range(differing))])
     report = ours.compare(draft)
     assert (report.differing, report.first) == (differing, (SIZE, "<extra0>", "<other0>"))
-    with pytest.raises(VocabMismatch, match=f"{differing} ids differ, the first is 257: '<extra0>' against '<other0>'"):
-        drafting(4, target(table(rows=SIZE + 5), ours), target(table(rows=SIZE + 5), draft))
+    said = f"{differing} ids differ, the first is 257: '<extra0>' against '<other0>'"
+    with pytest.raises(VocabMismatch, match=said):
+        cross(ours, draft, "equal")
+    with pytest.warns(RuntimeWarning, match=said) as told:
+        found = cross(ours, draft).require().told()
+    assert len(told) == 1
+    assert (found.greedy, found.sampled, found.found.common) == ("intersection", "intersection", SIZE)
+    cross(ours, ours).require().told()  # equal tables: nothing to tell
+
+
+@pytest.mark.parametrize("k", LENGTHS)
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0, "seed": 3}, {"temperature": 1.0, "seed": 3, "verification": "ratio"}]
+)
+def test_L69_a_differing_id_is_never_drafted(k, options):
+    """Both say the id often; it means two things, so the drafts go without it, and all else is drafted as before."""
+
+    def often(seed: int):
+        model = table(seed, SIZE + 1)
+        model.logits[:, SIZE] = 1.5  # among small letters drawn with deviation 2
+        return model
+
+    ours, draft = target(often(1), codec(added=["<end>", "<extra>"])), target(often(1), codec(added=["<end>", "<other>"]))
+    engine = crossing(k, ours, draft)
+    offered = set()
+    for prompt in ("hello", "a", "zebra"):
+        found = engine.generate(prompt, max_tokens=40, trace=True, **options)
+        if "verification" not in options:
+            same(found, plain(ours.model, ours.codec.prompt(prompt), {"max_tokens": 40, **options}, ours.codec))
+        offered |= {token for step in found.stats.trace for token in step.candidates}
+        assert found.stats.accepted_tokens > 0
+    assert offered
+    assert SIZE not in offered
+    engine.close()
+    assert draft.model.open_slots == 0
+
+
+@pytest.mark.parametrize("k", LENGTHS)
+@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 3}])
+def test_L69_ids_that_changed_places_are_mapped(k, options):
+    """The draft is the target, but for two letters whose ids are swapped: every draft is right."""
+    a, b = (codec().encode(letter)[0] for letter in "eu")
+    ours, draft = target(table(1)), target(table(1), codec([(a, b)]))
+    order = list(range(SIZE))
+    order[a], order[b] = b, a
+    draft.model.logits = draft.model.logits[[*order, SIZE]][:, order]
+    found = crossing(k, ours, draft).generate("hello", max_tokens=40, **options)
+    same(found, plain(ours.model, ours.codec.prompt("hello"), {"max_tokens": 40, **options}, ours.codec))
+    assert {a, b} & set(found.token_ids)
+    assert found.stats.accepted_tokens == found.stats.draft_tokens > 0
 
 
 @pytest.mark.parametrize("k", LENGTHS)
@@ -173,6 +231,68 @@ def test_L70_draft_and_target_keep_positions_of_their_own(kinds, names, k):
     assert checked == found.stats.draft_tokens > 0
 
 
+def syllables() -> Codec:
+    """A tokenizer of bytes and pairs of letters."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(x, y) for x in "aeiou" for y in "nrst"]
+    made = Tokenizer(models.BPE({t: i for i, t in enumerate(["<e>", *letters, *map("".join, pairs)])}, pairs))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<e>"])
+    return Codec(made, Special())
+
+
+def speaking(config: str, own: Codec) -> TorchModel:
+    """A tiny model that says letters: the logits of their tokens are the largest in size."""
+    model = tiny(config)
+    model.resize_token_embeddings(own.vocab_size, mean_resizing=False)
+    letters = [i for i, piece in enumerate(own.pieces) if piece.isalpha() and piece.islower() and piece.isascii()]
+    with torch.no_grad():
+        model.get_output_embeddings().weight[letters] *= 8
+    made = TorchModel(model, max_rows=4)
+    made.adopt(made.probe())
+    return made
+
+
+@pytest.fixture(scope="module")
+def tongues():
+    """Rotary and learned positions, two tokenizers: all four combinations."""
+    return {
+        (name, own): SimpleNamespace(model=speaking(name, made), codec=made)
+        for name in ("LlamaConfig", "GPT2Config")
+        for own, made in (("letters", codec()), ("syllables", syllables()))
+    }
+
+
+@pytest.mark.parametrize("k", LENGTHS)
+@pytest.mark.parametrize("way", ["universal", "intersection"])
+@pytest.mark.parametrize("words", [("letters", "syllables"), ("syllables", "letters")])
+@pytest.mark.parametrize("names", [("LlamaConfig", "GPT2Config"), ("GPT2Config", "LlamaConfig")])
+def test_L70_two_tokenizers_and_two_kinds_of_positions(tongues, names, words, way, k):
+    """The tokens of plain decoding; and what is drafted is the beginning of what the draft model says by itself after the
+    text so far, by passes over all of it."""
+    ours, draft = (tongues[key] for key in zip(names, words, strict=True))
+    engine = crossing(k, ours, draft, way)
+    prompt = ours.codec.prompt("stories ")
+    found = engine.generate(prompt, max_tokens=12, trace=True)
+    same(found, plain(ours.model, prompt, {"max_tokens": 12}, ours.codec))
+    tokens = [*prompt, *found.token_ids]
+    checked = 0
+    for step in found.stats.trace:
+        if step.candidates:
+            seen = draft.codec.encode(ours.codec.decode(tokens[: step.position]), special=False)
+            drafted = b"".join(ours.codec.pieces[t] for t in step.candidates)
+            said = b""
+            while len(said) < len(drafted):
+                with torch.no_grad():
+                    seen.append(int(draft.model.model(torch.tensor([seen])).logits[0, -1].argmax()))
+                said += draft.codec.pieces[seen[-1]]
+            assert said.startswith(drafted)
+            checked += len(step.candidates)
+    assert checked == found.stats.draft_tokens > 0
+    engine.close()
+
+
 def folder(path: Path, swap=()) -> Path:
     path.mkdir(parents=True)
     tokenizer(swap).save(str(path / "tokenizer.json"))
@@ -209,7 +329,10 @@ def test_L71_the_tokenizer_is_that_of_the_folder_given(tmp_path: Path):
         assert Codec.load(here).compare(Codec.load(here)).same
         assert Codec.load(here).compare(Codec.load(there)).first[0] == 3
         with pytest.raises(VocabMismatch, match="the first is 3"):
-            drafting(2, target(own=Codec.load(here)), target(own=Codec.load(there)))
+            cross(Codec.load(here), Codec.load(there), "equal")
+        assert cross(Codec.load(here), Codec.load(here)).bridge is None
+        bridge = cross(Codec.load(here), Codec.load(there)).require().bridge
+        assert [bridge.there[i] for i in (2, 3, 4, 5)] == [bridge.back[i] for i in (2, 3, 4, 5)] == [2, 4, 3, 5]
 
 
 @pytest.mark.usefixtures("own_cache")
@@ -236,8 +359,8 @@ def test_L71_the_draft_is_opened_by_the_reference_given(tmp_path: Path, monkeypa
         return target(own=Codec.load(Path(ref)))
 
     monkeypatch.setattr(loader, "open_target", open_target)
-    with pytest.raises(VocabMismatch, match="2 ids differ"):
-        loader.load(paths["target"], draft_model=paths["draft"])
+    with pytest.raises(SurefootError):  # for the ids that differ, or for an option that is not known
+        loader.load(paths["target"], "model:vocab=equal", draft_model=paths["draft"])
     assert opened == [paths["target"], paths["draft"]]
 
 

@@ -14,6 +14,7 @@ from surefoot.control.window import WindowController
 from surefoot.core.engine import Engine
 from surefoot.core.params import SamplingParams
 from surefoot.core.request import Row
+from surefoot.core.verify import FRESH
 from surefoot.drafters.model import ModelDrafter
 from surefoot.drafters.ngram import NgramDrafter
 from surefoot.drafters.script import ScriptDrafter
@@ -24,13 +25,14 @@ DRAFTERS = (
     "oracle", "wrong", "mixed", "oracle-tree", "wrong-tree", "mixed-tree",
     "random-trees", "ngram", "suffix", "suffix-tree", "model", "self",
 )  # fmt: skip
-# rows of one batch: prompt length, prompt number, options. "ratio" with top_k 1 draws from a one-hot law: greedy.
+# rows of one batch: prompt length, prompt number, options. With top_k 1 rules that draw anew have one answer only: greedy.
 REQUESTS: tuple[tuple[int, int, dict], ...] = (
     (1, 0, {"max_tokens": 26}),
     (23, 1, {"max_tokens": 9}),
     (9, 2, {"max_tokens": 17, "temperature": 0.8, "top_p": 0.9, "seed": 1}),
     (9, 2, {"max_tokens": 12, "temperature": 0.8, "top_k": 4, "seed": 2, "verification": "coupled"}),
     (6, 3, {"max_tokens": 14, "temperature": 0.7, "top_k": 1, "verification": "ratio"}),
+    (12, 5, {"max_tokens": 11, "temperature": 1.1, "top_k": 1, "verification": "traversal"}),
     (40, 4, {"max_tokens": 1}),
 )
 
@@ -102,7 +104,9 @@ def test_a_ragged_batch_says_what_plain_decoding_says(backend, kind, k):
         assert drafted
         assert all(row.stats.acceptance_rate == 1.0 or kind.endswith("tree") for row in drafted)
     if kind == "self":  # whether greedy or with the common noise of a seed, a model agrees with itself
-        assert all(row.stats.acceptance_rate == 1.0 for row in rows if row.stats.drafts and row.params.verification != "ratio")
+        assert all(
+            row.stats.acceptance_rate == 1.0 for row in rows if row.stats.drafts and row.params.verification not in FRESH
+        )
     if kind.startswith("wrong"):
         assert all(row.stats.accepted_tokens == 0 for row in rows if row.params.temperature == 0 or row.params.seed is not None)
     e.close()
@@ -184,10 +188,12 @@ def test_aborted_rows_leave_their_neighbours_alone(backend, kind):
 
 
 @pytest.mark.parametrize("backend", FACTORIES, indirect=True)
-@pytest.mark.parametrize("kind", ["ngram", "random-trees", "model"])
-def test_seeded_ratio_rows_do_not_notice_their_neighbours(backend, kind):
-    """The ratio rule draws anew in every pass, so its output depends on the drafts, but on nothing beside the row."""
-    params = SamplingParams(max_tokens=13, temperature=0.9, top_p=0.95, seed=4, verification="ratio")
+@pytest.mark.parametrize(
+    "kind, rule", [("ngram", "ratio"), ("random-trees", "traversal"), ("model", "ratio"), ("model", "block")]
+)
+def test_seeded_rows_that_draw_anew_do_not_notice_their_neighbours(backend, kind, rule):
+    """These rules draw anew in every pass, so the output depends on the drafts, but on nothing beside the row."""
+    params = SamplingParams(max_tokens=13, temperature=0.9, top_p=0.95, seed=4, verification=rule)
     prompt = backend.prompt(11, 2)
     alone = engine(backend, kind, 3, reuse=False)
     solo = go(alone, [alone.add(prompt, params)])[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from toys import tree
@@ -155,5 +156,46 @@ def q_tree(draft: TableModel, order: str = "drawn", full_rows: bool = False) -> 
         else:
             rows = [laws[i] for i in sorted(laws)]
         return tree(tokens, parents, torch.stack(rows))
+
+    return one
+
+
+def q_shape(
+    draft: TableModel, parents: Sequence[int], independent: bool = False, sibling_of: Callable[[list[int]], int] | None = None
+) -> Callable[[Row, Plan], DraftTree]:
+    """A tree of this shape (sorted by depth), as far as the plan and the draft's law allow; siblings in the order drawn.
+
+    ``independent``: siblings are drawn from q anew each time, so they may repeat; else without replacement.
+    ``sibling_of``: the shape follows what was drawn. It gets the tokens drawn so far and names the parent of the next one;
+    ``parents`` then tells how many there are.
+    """
+
+    def one(row: Row, plan: Plan) -> DraftTree:
+        tokens, drawn_for, paths = [row.tokens[-1]], [-1], [()]
+        places = {0: 0}  # node of the shape -> node of the tree; a node that cannot be drawn has none, nor has what is below it
+        laws: dict[int, torch.Tensor] = {}
+        left: dict[int, torch.Tensor] = {}
+        for node in range(1, len(parents)):
+            asked = parents[node] if sibling_of is None else sibling_of(tokens[1:])
+            parent = places.get(asked)
+            if parent is None or len(paths[parent]) == plan.depth or len(tokens) > plan.nodes:
+                continue
+            if parent not in laws:
+                laws[parent] = left[parent] = draft_law(draft, row, paths[parent])
+            if not bool((left[parent] > 0).any()):
+                continue
+            turn = row.turn + 1000 * (parent + 1) + (10**6 * node if independent else 0)
+            token = row.noise.categorical(left[parent], len(row.tokens) + len(paths[parent]), DRAFT, turn)
+            if not independent:
+                left[parent] = left[parent].clone()
+                left[parent][token] = 0.0
+            places[node] = len(tokens)
+            tokens.append(token)
+            drawn_for.append(parent)
+            paths.append((*paths[parent], token))
+        if not laws:
+            return DraftTree.chain(tokens)
+        made = tree(tokens, drawn_for, torch.stack([laws[i] for i in sorted(laws)]))
+        return replace(made, independent=independent)
 
     return one

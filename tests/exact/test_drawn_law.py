@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from exact.joint import PROMPT, engine_of, expected, q_tree, toy
+from exact.joint import PROMPT, engine_of, expected, q_shape, q_tree, toy
 from scipy.stats import chisquare
 from toys import Custom
 
@@ -13,16 +13,28 @@ from surefoot.backends.table import TableModel
 from surefoot.core.params import SamplingParams
 from surefoot.drafters.model import ModelDrafter
 
-TARGET = toy(3, seed=4)
+TARGET = toy(3, seed=7)
 DRAFT = TableModel.random(3, order=1, seed=9, sharpness=0.8)
 RUNS = 2000
 
 
-@pytest.mark.parametrize("rule", ["coupled", "ratio"])
-@pytest.mark.parametrize("shape", ["plain", "chain", "tree"])
-def test_seeds_draw_from_the_joint_law(rule, shape):
-    drafter = {"plain": None, "chain": ModelDrafter(DRAFT, 3), "tree": Custom(q_tree(DRAFT))}[shape]
-    engine = engine_of(TARGET, drafter, 2, 2 if shape == "tree" else 1, 6 if shape == "tree" else 2)
+@pytest.mark.parametrize(
+    "shape, rule",
+    [
+        *((shape, rule) for shape in ("plain", "chain", "tree") for rule in ("coupled", "ratio", "traversal")),
+        ("twins", "ratio"),
+        ("twins", "kseq"),
+        ("twins", "traversal"),
+    ],
+)
+def test_seeds_draw_from_the_joint_law(shape, rule):
+    drafter, plan = {
+        "plain": (None, (1, 1, 1)),
+        "chain": (ModelDrafter(DRAFT, 3), (2, 1, 2)),
+        "tree": (Custom(q_tree(DRAFT)), (2, 2, 6)),
+        "twins": (Custom(q_shape(DRAFT, [-1, 0, 0, 1, 1], independent=True)), (2, 2, 4)),
+    }[shape]
+    engine = engine_of(TARGET, drafter, *plan)
     params = [SamplingParams(max_tokens=4, temperature=1.0, verification=rule, seed=s) for s in range(RUNS)]
     seen: Counter[tuple[int, ...]] = Counter()
     for begin in range(0, RUNS, 50):

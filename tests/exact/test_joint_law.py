@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from exact.joint import PROMPT, TOLERANCE, distance, engine_of, expected, gap, observed, q_chain, q_tree, toy
+from exact.joint import CAUGHT, PROMPT, TOLERANCE, distance, engine_of, expected, gap, observed, q_chain, q_shape, q_tree, toy
 from toys import Custom, random_trees, within
 
 from surefoot.backends.table import TableModel
@@ -22,9 +22,10 @@ from surefoot.drafters.ngram import NgramDrafter
 from surefoot.drafters.script import ScriptDrafter
 from surefoot.drafters.suffix import SuffixDrafter
 
-RULES = ["coupled", "ratio"]
+FRESH = ["ratio", "block", "traversal", "kseq"]
+RULES = ["coupled", *FRESH]
 TWO = toy(2, seed=3, sharpness=0.9)
-THREE = toy(3, seed=4)
+THREE = toy(3, seed=7)
 DRAFTS = {2: TableModel.random(2, order=1, seed=8, sharpness=1.0), 3: TableModel.random(3, order=2, seed=9, sharpness=0.9)}
 
 
@@ -107,11 +108,12 @@ def test_chains_drawn_by_a_draft_model(vocab, rule, k):
     assert DRAFTS[vocab].open_slots == 0
 
 
-def test_the_target_as_its_own_draft_accepts_all(target):
+@pytest.mark.parametrize("rule", FRESH)
+def test_the_target_as_its_own_draft_accepts_all(target, rule):
     drafter = ModelDrafter(TableModel(target.logits, target.order), target.traits.vocab_size)
     engine = engine_of(target, drafter, 2)
-    assert gap(engine, params("ratio")) <= TOLERANCE
-    done = engine.generate(PROMPT, max_tokens=10, temperature=1.0, verification="ratio")
+    assert gap(engine, params(rule)) <= TOLERANCE
+    done = engine.generate(PROMPT, max_tokens=10, temperature=1.0, verification=rule)
     assert done.stats.mean_acceptance_length == 3.0
 
 
@@ -144,6 +146,55 @@ def test_three_siblings_drawn_without_replacement(rule):
     assert gap(engine_of(THREE, drafter, 1, 3, 3), params(rule)) <= TOLERANCE
 
 
+SHAPES = {
+    "first-deeper": [-1, 0, 0, 1],
+    "second-deeper": [-1, 0, 0, 2],
+    "fork-below": [-1, 0, 1, 1],
+    "three-and-one": [-1, 0, 0, 0, 2],
+    "comb": [-1, 0, 0, 1, 1],
+    "twice-two": [-1, 0, 0, 1, 1, 2, 2],
+}
+
+
+@pytest.mark.parametrize("independent", [False, True], ids=["without-replacement", "independent"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_trees_of_any_shape(rule, shape, independent):
+    """Two tokens for the larger shapes, so that siblings of independent draws repeat often, with subtrees of their own."""
+    target = THREE if len(SHAPES[shape]) == 4 and not independent else TWO
+    drafter = Custom(q_shape(DRAFTS[target.traits.vocab_size], SHAPES[shape], independent))
+    assert gap(engine_of(target, drafter, 2, 3, 6), params(rule)) <= TOLERANCE
+
+
+@pytest.mark.parametrize("width", [2, 3])
+def test_independent_siblings(rule, width):
+    drafter = Custom(q_shape(DRAFTS[3], [-1] + [0] * width, independent=True))
+    assert gap(engine_of(THREE, drafter, 1, width, width), params(rule, tokens=5 - width)) <= TOLERANCE
+
+
+# which node of the tree the next token is drawn below, given the tokens drawn so far
+FOLLOWING = {
+    "a cousin chooses": lambda drawn: (0, 0, 1 + drawn[-1])[len(drawn)] if drawn else 0,
+    "a nephew chooses": lambda drawn: (0, 1, 0 if drawn[-1] else 1)[len(drawn)] if drawn else 0,
+    "a parent chooses": lambda drawn: (0, drawn[0], 0)[len(drawn)] if drawn else 0,
+}
+
+
+@pytest.mark.parametrize("rule", FRESH)
+@pytest.mark.parametrize("independent", [False, True], ids=["without-replacement", "independent"])
+@pytest.mark.parametrize("name", FOLLOWING)
+def test_shapes_that_follow_what_was_drawn_before(rule, independent, name):
+    """Whether a token is drawn may depend on all tokens before it, on siblings and their subtrees too.
+
+    Not under ``kseq``, which asks how many siblings there are before it looks at the first.
+    """
+    drafter = Custom(q_shape(DRAFTS[2], [-1, 0, 0, 0], independent, FOLLOWING[name]))
+    found = gap(engine_of(TWO, drafter, 3, 3, 3), params(rule))
+    if (rule, independent, name) == ("kseq", True, "a nephew chooses"):
+        assert found > CAUGHT
+    else:
+        assert found <= TOLERANCE
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -157,9 +208,11 @@ def test_three_siblings_drawn_without_replacement(rule):
     ],
     ids=lambda o: "-".join(f"{k}{v}" for k, v in o.items()),
 )
-@pytest.mark.parametrize("shape", ["chain", "tree", "point"])
+@pytest.mark.parametrize("shape", ["chain", "tree", "independent", "point"])
 def test_filtered_laws(options, rule, shape):
-    if shape == "chain":
+    if shape == "independent":
+        drafter, plan = Custom(q_shape(DRAFTS[3], [-1, 0, 0], independent=True)), (1, 2, 2)
+    elif shape == "chain":
         drafter, plan = ModelDrafter(DRAFTS[3], 3), (2, 1, 2)
     elif shape == "tree":
         drafter, plan = Custom(q_tree(DRAFTS[3])), (2, 2, 3)
@@ -169,9 +222,9 @@ def test_filtered_laws(options, rule, shape):
 
 
 @pytest.mark.parametrize("confidence", [0.3, 0.5, 0.9])
-def test_stopping_after_an_unlikely_token_is_exact(target, confidence):
+def test_stopping_after_an_unlikely_token_is_exact(target, rule, confidence):
     drafter = Custom(q_chain(DRAFTS[target.traits.vocab_size], stop_below=confidence))
-    assert gap(engine_of(target, drafter, 2), params("ratio")) <= TOLERANCE
+    assert gap(engine_of(target, drafter, 2), params(rule)) <= TOLERANCE
 
 
 @pytest.mark.parametrize("make", [NgramDrafter, SuffixDrafter], ids=["ngram", "suffix"])
@@ -220,12 +273,13 @@ def test_controllers_that_learn_from_what_was_accepted(target, rule, name):
     assert distance(seen, expected(target, params(), 4)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("kind", ["chain", "tree", "point"])
+@pytest.mark.parametrize("kind", ["chain", "tree", "independent", "point"])
 def test_a_row_in_a_ragged_batch(target, rule, kind):
     vocab = target.traits.vocab_size
     drafter = {
         "chain": lambda: ModelDrafter(DRAFTS[vocab], vocab),
         "tree": lambda: Custom(q_tree(DRAFTS[vocab])),
+        "independent": lambda: Custom(q_shape(DRAFTS[vocab], [-1, 0, 0], independent=True)),
         "point": lambda: Custom(random_trees(vocab, 2)),
     }[kind]()
     beside = [((1, 0, 1, 1, 0, 0, 1), SamplingParams(max_tokens=5)), ((1,), params(seed=7, tokens=2))]
@@ -254,5 +308,6 @@ def test_two_rows_of_one_batch_are_independent(rule):
 def test_stop_tokens_cut_the_law_where_they_occur(rule):
     """Outcomes end at the first stop token; their law is that of plain decoding with the same stop."""
     stopping = params(rule, stop_token_ids=(0,), tokens=5)
-    drafter = ModelDrafter(DRAFTS[2], 2)
-    assert distance(observed(engine_of(TWO, drafter, 2), stopping, 5), observed(engine_of(TWO), stopping, 5)) <= TOLERANCE
+    wanted = observed(engine_of(TWO), stopping, 5)
+    for drafter in (ModelDrafter(DRAFTS[2], 2), Custom(q_tree(DRAFTS[2])), Custom(q_shape(DRAFTS[2], [-1, 0, 0, 1], True))):
+        assert distance(observed(engine_of(TWO, drafter, 2, 2, 3), stopping, 5), wanted) <= TOLERANCE

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from exact.joint import CAUGHT, PROMPT, TOLERANCE, distance, engine_of, observed, q_chain, q_tree, toy
+from exact.joint import CAUGHT, PROMPT, TOLERANCE, distance, engine_of, observed, q_chain, q_shape, q_tree, toy
 from exact.reference import World
 from toys import Custom, ToyCodec, random_trees
 from toys_grammar import ToyGrammars
@@ -19,7 +19,7 @@ from surefoot.core.laws import Laws
 from surefoot.core.params import SamplingParams
 from surefoot.drafters.model import ModelDrafter
 
-TARGET = toy(3, seed=4)
+TARGET = toy(3, seed=7)
 DRAFT = TableModel.random(3, order=2, seed=9, sharpness=0.9)
 PIECES = ["a", "b", "c"]
 GRAMMAR = {"structured_outputs": {"regex": "b(a|cb)*c?b?"}}
@@ -98,9 +98,15 @@ def engine(drafter, plan):
 # under the coupled rule a proposal's law is not looked at: drawn chains and trees are points to it
 GRID = [
     ("q-chain", "ratio"),
+    ("q-chain", "block"),
     ("q-tree", "ratio"),
+    ("q-tree", "traversal"),
     ("model", "coupled"),
     ("model", "ratio"),
+    ("model", "block"),
+    ("twins", "ratio"),
+    ("twins", "traversal"),
+    ("twins", "kseq"),
     ("points", "coupled"),
     ("points", "ratio"),
 ]
@@ -108,6 +114,7 @@ SHAPES = {
     "q-chain": lambda: (Custom(q_chain(DRAFT)), (2, 1, 2)),
     "model": lambda: (ModelDrafter(DRAFT, 3), (2, 1, 2)),
     "q-tree": lambda: (Custom(q_tree(DRAFT)), (2, 2, 3)),
+    "twins": lambda: (Custom(q_shape(DRAFT, [-1, 0, 0], independent=True)), (1, 2, 2)),
     "points": lambda: (Custom(random_trees(3, 5)), (2, 2, 5)),
 }
 

@@ -14,10 +14,11 @@ from surefoot.audit.statistics import ALPHA, Test, g_test, holm, transform, tran
 from surefoot.backends.table import TableModel
 from surefoot.core import laws as laws_module
 from surefoot.core import settle as settle_module
-from surefoot.core import verify
+from surefoot.core import traversal, verify
 from surefoot.core.law import row_law
 from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Verdict
+from surefoot.core.verify import FRESH
 
 TARGET = TableModel.random(7, order=2, seed=3, sharpness=1.5)
 PROMPTS = [Item([1, 2, 3, 1, 2, 3, 1, 2]), Item([0, 5, 0, 5, 0]), Item([4])]
@@ -150,9 +151,33 @@ def test_accepting_the_argmax_is_caught(monkeypatch):
 )
 def test_wrong_ratio_rules_are_caught(monkeypatch, name, old, new):
     change(monkeypatch, verify, name, old, new)
+    report = drawn(["blurred"], 400, verification="ratio")
+    assert failed(report, "blurred"), report.table()
+    assert not failed(report, "plain")
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [
+        ("current = rest.div_(total)", "pass"),
+        ("mass * float(current[x]) / claimed", "float(current[x]) / claimed"),
+        ("if path and not noise.accept(mass, here - 1, ACCEPT, turn, node):", "if path and mass < 0.5:"),
+    ],
+    ids=["residual-not-subtracted", "mass-not-carried-on", "accepts-the-likely"],
+)
+def test_wrong_traversals_are_caught(monkeypatch, old, new):
+    """The rule that draft models get by themselves where no seed is given."""
+    change(monkeypatch, traversal, "traversal", old, new)
+    monkeypatch.setattr(verify, "traversal", traversal.traversal)
     report = drawn(["blurred"], 400)
     assert failed(report, "blurred"), report.table()
     assert not failed(report, "plain")
+
+
+@pytest.mark.parametrize("rule", FRESH)
+def test_every_rule_passes_with_drafts_that_carry_their_law(rule):
+    report = drawn(["blurred", "self"], 400, verification=rule)
+    assert report.ok, report.table()
 
 
 def test_draws_at_another_temperature_are_caught(monkeypatch):

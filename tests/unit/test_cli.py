@@ -208,7 +208,7 @@ def test_draft_with_another_vocabulary(
     draft.codec = toy.codec
     assert main(["generate", "hello", "-md", "draft", "--max-tokens", "20", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["drafter"] == "model+grammar+suffix"
+    assert found["drafter"] == "model+suffix+recycle+hybrid+grammar"
     assert found["stats"]["acceptance_rate"] == 1.0
 
 
@@ -422,13 +422,18 @@ def test_check_tells_whether_a_draft_fits(tmp_path: Path, capsys: pytest.Capture
     assert "the draft holds 128 of 512 tokens" in out
     assert "the draft has 50% of the target's parameters" in out
     other = folder(tmp_path / "other", tokenizer(swap=True))
-    assert main(["check", target, other]) == 1
+    assert main(["check", target, "--draft-model", other]) == 0
     out = capsys.readouterr().out
     assert "2 ids differ, the first is 10" in out
-    assert out.splitlines()[-1] == "does not fit"
-    assert main(["check", target, other, "--json"]) == 1
+    assert "greedy requests: intersection (one tokenizer but for 2 ids: 257 tokens, 100% of the target's vocabulary" in out
+    assert out.splitlines()[-1] == "fits"
+    assert main(["check", target, other, "--vocab", "equal", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert (found["fits"], found["vocabulary"]["compatible"], found["vocabulary"]["differing"]) == (False, False, 2)
+    assert (found["vocabulary"]["greedy"]["way"], found["vocabulary"]["common"]) == ("intersection", 257)
+    assert "2 ids differ" in found["problems"][0]
+    for words in ([other, "--draft-model", other], [other, "--vocab", "x"]):
+        error_of(capsys, main(["check", target, *words]))
     small = folder(tmp_path / "small", tokenizer(), vocab=100)
     assert main(["check", small]) == 1
     assert "use its own tokenizer" in capsys.readouterr().out

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from surefoot.backends.table import TableModel
-from surefoot.core.cost import CostModel, measure, rising
+from surefoot.core.cost import CostModel, rising
+from surefoot.core.measure import measure
 from surefoot.core.protocols import Scores
 from surefoot.errors import BadRequest
 

@@ -197,15 +197,15 @@ def test_a_processor_that_fails_on_the_way_ends_no_draft() -> None:
 def test_what_load_makes() -> None:
     target = Target(TableModel.random(V), SimpleNamespace(eos_ids=(), vocab_size=V), SimpleNamespace(cost=None), None)
     names = {
-        "auto": ["grammar", "suffix"], "grammar": ["grammar"], "suffix": ["suffix"], "ngram": ["ngram"], "none": [],
+        "auto": ["suffix", "recycle", "hybrid", "grammar"], "grammar": ["grammar"], "suffix": ["suffix"], "ngram": ["ngram"], "none": [],
     }  # fmt: skip
     for name, wanted in names.items():
         made = assemble(target, name, **({} if name == "none" else {"controller": "fixed"}))
         assert list(made.drafters) == wanted
         if wanted:
             plan = made.controller.plan([SimpleNamespace(id=0)])[0]
-            assert plan.drafter == wanted[0]
+            assert plan.drafter == wanted[-1]
     auto = assemble(target, "auto:min_match=2", controller="fixed")
-    assert auto.drafters["grammar"].inner is auto.drafters["suffix"]
+    assert auto.drafters["grammar"].inner is auto.drafters["hybrid"]
     with pytest.raises(BadRequest, match="'grammar' takes no option 'inner'"):
         assemble(target, "grammar:inner=suffix", controller="fixed")

@@ -13,6 +13,8 @@ from toys import ToyCodec, counter
 import surefoot
 from surefoot import drafter_spec, loader
 from surefoot.control.breaker import Breaker
+from surefoot.control.goodput import GoodputController
+from surefoot.control.marginal import MarginalController
 from surefoot.control.fixed import FixedController
 from surefoot.core.cost import CostModel
 from surefoot.drafters.script import ScriptDrafter
@@ -99,15 +101,16 @@ def target(**traits: Any) -> Any:
 def names(engine: Any) -> tuple[str, ...]:
     """Drafters that the controller picks from."""
     inner = engine.controller.inner if isinstance(engine.controller, Breaker) else engine.controller
-    return tuple(inner._names)
+    return (inner._drafter,) if isinstance(inner, MarginalController) else tuple(inner._names)
 
 
 @pytest.mark.parametrize(
     "drafter, draft, made, picked",
     [
-        ("auto", False, ["grammar", "suffix"], ("grammar",)),
-        ("auto", True, ["model", "grammar", "suffix"], ("model", "grammar")),
-        ("auto:max_match=4", True, ["model", "grammar", "suffix"], ("model", "grammar")),
+        ("auto", False, ["suffix", "recycle", "hybrid", "grammar"], ("grammar",)),
+        ("auto", True, ["model", "suffix", "recycle", "hybrid", "grammar"], ("model", "grammar")),
+        ("auto:max_match=4", True, ["model", "suffix", "recycle", "hybrid", "grammar"], ("model", "grammar")),
+        ("hybrid:of=suffix/model/recycle", True, ["suffix", "model", "recycle", "hybrid"], ("hybrid",)),
         ("ngram:max_n=3 + model", True, ["ngram", "model"], ("ngram", "model")),
         ("suffix+ngram+grammar", False, ["suffix", "ngram", "grammar"], ("suffix", "ngram", "grammar")),
         ("model", True, ["model"], ("model",)),
@@ -125,8 +128,10 @@ def test_the_controller_picks_from_the_drafters_that_were_named(drafter, draft, 
     assert engine.generate([0, 1, 2], max_tokens=40).token_ids == wanted.token_ids
 
 
-def test_auto_is_goodput_behind_a_breaker_on_one_set_of_costs():
-    engine = loader.assemble(target(steady=True), "suffix")
+@pytest.mark.parametrize("drafter, inner", [("auto", MarginalController), ("suffix", GoodputController)])
+def test_auto_goes_by_cost_behind_a_breaker_on_one_set_of_costs(drafter, inner):
+    engine = loader.assemble(target(steady=True), drafter)
+    assert isinstance(engine.controller.inner, inner)
     assert engine.controller._costs is engine.controller.inner.costs
     assert engine.controller._costs.change == 0.3
     assert loader.assemble(target(), "suffix").controller._costs.change == 0.0
@@ -155,7 +160,7 @@ def test_a_drafter_of_ones_own_is_guarded_too():
 
 def test_every_controller_that_is_registered_can_be_made():
     for name in loader.CONTROLLERS:
-        engine = loader.assemble(target(), "suffix", None, name, 3)
+        engine = loader.assemble(target(), "hybrid" if name == "marginal" else "suffix", None, name, 3)
         assert type(engine.controller).__name__ == loader.CONTROLLERS[name].partition(":")[2]
         assert engine.generate([0, 1, 2], max_tokens=10).token_ids
 

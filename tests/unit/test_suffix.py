@@ -4,42 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from dataclasses import dataclass, field
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toys_suffix import Line, ask, chain, whole
 
 from surefoot.core.protocols import Plan
-from surefoot.core.tree import DraftTree, depths
+from surefoot.core.tree import depths
 from surefoot.drafters.ngram import RELIABILITY
 from surefoot.drafters.suffix import SuffixDrafter
 from surefoot.drafters.suffix_store import BREAK, SCAN, Context, ContextStore
 from surefoot.errors import BadRequest
 
-
-@dataclass
-class Line:
-    """As much of a row as a drafter reads."""
-
-    tokens: list[int]
-    id: int = 0
-    n_prompt: int = field(default=1)
-
-
 # ---- the store
-
-
-def shape(branch: Context | int, moved: int = 0) -> object:
-    """A branch as plain values, positions moved by a constant; dict order included."""
-    if isinstance(branch, int):
-        return branch + moved
-    kids = None if branch.kids is None else sorted((t, shape(kid, moved)) for t, kid in branch.kids.items())
-    return (branch.total, branch.last + moved, list(branch.after.items()), kids)
-
-
-def whole(store: ContextStore, moved: int = 0) -> object:
-    return sorted((t, shape(kid, moved)) for t, kid in store._root.items())
 
 
 def by_hand(text: list[int], live: range, tail: list[int]) -> tuple[Counter[int], int]:
@@ -99,6 +77,21 @@ def test_counts_are_exact_after_eviction(sequences: list[list[int]], depth: int,
         check_against_hand(store, text, 3)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.integers(0, 2), max_size=60), st.lists(st.integers(1, 25), max_size=6), st.integers(1, 5), st.integers(1, 15)
+)
+def test_counts_are_exact_when_more_comes_than_is_kept(tokens: list[int], steps: list[int], depth: int, capacity: int) -> None:
+    store = ContextStore(depth, capacity)
+    seen = 0
+    for step in [*steps, len(tokens)]:
+        store.add(tokens[seen : seen + step])
+        seen = min(len(tokens), seen + step)
+        assert store.end == seen
+        assert len(store) == min(capacity, seen)
+        check_against_hand(store, tokens[:seen], 3)
+
+
 @settings(max_examples=100, deadline=None)
 @given(pieces, pieces, st.integers(1, 4))
 def test_eviction_leaves_what_a_fresh_store_would_hold(old: list[list[int]], new: list[list[int]], depth: int) -> None:
@@ -150,19 +143,6 @@ def test_memory_is_flat_over_many_sequences() -> None:
 
 
 # ---- the drafter
-
-
-def ask(drafter: SuffixDrafter, tokens: list[int], plan: Plan, row_id: int = 0, n_prompt: int = 1) -> DraftTree:
-    (tree,) = drafter.propose([Line(list(tokens), row_id, n_prompt)], [plan])
-    tree.check(1 << 20, plan.nodes + 1)
-    assert tree.q is None
-    assert tree.tokens[0] == tokens[-1]
-    assert tree.source.tolist() == [0] + [2] * (len(tree) - 1)
-    return tree
-
-
-def chain(k: int, floor: float = 0.0) -> Plan:
-    return Plan(depth=k, nodes=k, floor=floor)
 
 
 histories = st.lists(st.integers(0, 3), min_size=1, max_size=60)

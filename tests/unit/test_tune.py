@@ -272,7 +272,7 @@ def test_loader_options_of_trees() -> None:
     made = assemble(target, "suffix:width=3,nodes=7", None, "fixed", 4)
     [plan] = made.controller.plan([SimpleNamespace(id=0)])  # type: ignore[union-attr, list-item]
     assert (plan.depth, plan.width, plan.nodes) == (4, 3, 7)
-    for spec, controller in (("suffix:width=3", "auto"), ("ngram:width=3", "fixed"), ("suffix:width=0", "fixed")):
+    for spec, controller in (("suffix:width=3", "auto"), ("grammar:width=3", "fixed"), ("suffix:width=0", "fixed")):
         with pytest.raises(BadRequest, match="width"):
             assemble(target, spec, None, controller, 4)
     [spec], _, shape = _parse("suffix:width=2,nodes=5,max_match=4", False, "fixed", None)

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from toys import tree
 
+from surefoot.core.kseq import kseq, solve
+from surefoot.core.law import Best
 from surefoot.core.noise import ACCEPT, RESIDUAL, TARGET, SplitMix
+from surefoot.core.params import SamplingParams
+from surefoot.core.traversal import traversal
 from surefoot.core.tree import DraftTree
-from surefoot.core.verify import RULES, choose_rule, coupled, greedy, ratio, residual, verify, without
-from surefoot.errors import BadDraft
+from surefoot.core.verify import FRESH, RULES, choose_rule, coupled, greedy, ratio, residual, verify, without
+from surefoot.errors import BadDraft, BadRequest
 
 
 class Told:
@@ -98,13 +105,206 @@ def test_ratio_takes_q_in_any_float_type():
     assert ratio(DraftTree.chain([3, 0], q), p, Told(True, 1), 0, 0).path == (1,)
 
 
-def test_a_drafted_token_of_claimed_probability_zero_is_refused_loudly():
-    q = torch.tensor([[0.0, 1.0]])
+@pytest.mark.parametrize("rule", FRESH)
+def test_a_drafted_token_of_claimed_probability_zero_is_refused_loudly(rule):
+    q, p = torch.tensor([[0.0, 1.0]]), torch.full((3, 2), 0.5)
     with pytest.raises(BadDraft, match="token 0 was drafted although its q is 0"):
-        ratio(DraftTree.chain([1, 0], q), torch.full((2, 2), 0.5), SplitMix(1), 0, 0)
+        verify(DraftTree.chain([1, 0], q), p, SplitMix(1), rule, 0, 0)
     twice = tree([0, 1, 1], [-1, 0, 0], torch.tensor([[0.5, 0.5]]))
+    p = torch.tensor([[0.75, 0.25]] * 3)
     with pytest.raises(BadDraft, match="token 1 was drafted although its q is 0"):
-        ratio(twice, torch.tensor([[1.0, 0.0]] * 3), Told(False, False), 0, 0)
+        verify(twice, p, Told(False, False), rule, 0, 0)
+    again = replace(tree([0, 1, 0], [-1, 0, 0], torch.tensor([[0.0, 1.0]])), independent=True)
+    with pytest.raises(BadDraft, match="token 0 was drafted although its q is 0"):
+        verify(again, p, Told(False, False), rule, 0, 0)
+
+
+class Asked:
+    """Laws that remember which nodes they were asked for."""
+
+    def __init__(self, rows, fail=()):
+        self.rows, self.fail, self.nodes = rows, fail, []
+
+    def __getitem__(self, node):
+        self.nodes.append(node)
+        if node in self.fail:
+            raise BadRequest("no token is possible")
+        return self.rows[node]
+
+    def draw(self, node, noise, position, lane, turn=0):
+        return noise.categorical(self[node], position, lane, turn)
+
+
+def test_traversal_tests_the_deepest_node_first():
+    """Masses by hand: 1/2 at node 1, min(1, 1/2 * 0.4 / 0.2) = 1 at node 2, kept after its refusal."""
+    q = torch.tensor([[0.8, 0.2, 0], [0.2, 0.4, 0.4]], dtype=torch.float64)
+    p = torch.tensor([[0.4, 0.3, 0.3], [0.4, 0.5, 0.1], [0, 0, 1.0]], dtype=torch.float64)
+    chain = DraftTree.chain([2, 0, 0], q)
+    noise = Told(True, 2)
+    assert traversal(chain, p, noise, 7, 3).path == (1, 2)
+    assert noise.asked == [(8, ACCEPT, 3, 2, 1.0), (9, RESIDUAL, 3, [0, 0, 1])]
+    # drafted 1 instead: mass 1/2 * 0.5 / 0.4; R = (0.2, 0.25, 0.05) - q is 0 everywhere, so node 1 is refused unasked
+    noise = Told(False, 1)
+    assert traversal(DraftTree.chain([2, 0, 1], q), p, noise, 7, 3).path == ()
+    assert [a[:3] for a in noise.asked] == [(8, ACCEPT, 3), (7, RESIDUAL, 3)]
+    assert noise.asked[0][3:] == (2, 0.625)
+    assert noise.asked[1][3] == pytest.approx([0, 0.25, 0.75])
+
+
+def test_traversal_asks_each_node_by_its_own_number():
+    """A leaf, its sibling's child, the sibling, in this order; the tests of one position must not share a number."""
+    q = torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0]], dtype=torch.float64)
+    p = torch.tensor([[0.2, 0.1, 0.7]] + [[0.3, 0.3, 0.4]] * 3, dtype=torch.float64)
+    noise = Told(False, False, 2)
+    assert traversal(tree([0, 0, 1, 0], [-1, 0, 0, 2], q), p, noise, 4, 9) == verify(
+        tree([0, 0, 1, 0], [-1, 0, 0, 2], q), p, Told(False, False, 2), "block", 4, 9
+    )
+    assert [a[:4] for a in noise.asked[:1]] == [(4, ACCEPT, 9, 1)]
+    assert noise.asked[-1] == (4, RESIDUAL, 9, [0, 0, 1])
+
+
+def test_nodes_without_mass_are_never_looked_at():
+    """Nor what is below them: each law costs a pass over the vocabulary."""
+    q = torch.full((3, 4), 0.25, dtype=torch.float64)
+    made = tree([0, 1, 2, 3, 0, 1], [-1, 0, 0, 1, 3, 2], torch.cat([q, q[:1]]))
+    p = torch.tensor([[0.5, 0.0, 0.5, 0.0]] + [[0.25] * 4] * 5, dtype=torch.float64)  # node 1 carries token 1
+    for rule, most in (("traversal", {0, 2, 5}), ("ratio", {0, 2, 5})):
+        asked = Asked(p)
+        verify(made, asked, SplitMix(1), rule, 0, 0)
+        assert set(asked.nodes) <= most
+        assert len(asked.nodes) == len(set(asked.nodes))
+
+
+def test_a_failure_below_a_refused_node_is_not_reached():
+    q = torch.full((2, 2), 0.5, dtype=torch.float64)
+    p = torch.tensor([[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
+    chain = DraftTree.chain([1, 0, 1], q)
+    noise = Told(False, 1)
+    assert traversal(chain, Asked(p, fail=[1]), noise, 3, 0).path == ()
+    assert noise.asked[0] == (3, ACCEPT, 0, 1, 0.5)  # a leaf of mass 1/2, whatever was drafted below it
+    with pytest.raises(BadRequest):
+        traversal(chain, Asked(p, fail=[1]), Told(True), 3, 0)
+    with pytest.raises(BadRequest):
+        traversal(chain, Asked(p, fail=[0]), Told(), 3, 0)
+
+
+@pytest.mark.parametrize("tiny", [1e-17, 1.5e-16, 1e-300])
+def test_a_residual_near_nothing_leaves_a_mass_of_one_alone(tiny):
+    """p exceeds q in one token, by less than 1 can tell: refused or not, something must be said."""
+    q = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
+    p = torch.tensor([[0.5, 0.25, tiny], [1.0, 0, 0]], dtype=torch.float64)
+    verdict = traversal(DraftTree.chain([0, 1], q), p, Told(False, 2), 0, 0)
+    assert (verdict.path, verdict.token) == ((), 2)
+
+
+@pytest.mark.parametrize("rule", FRESH)
+def test_a_draft_with_the_targets_own_law_is_kept_whole(rule):
+    law = torch.softmax(torch.randn(9, 50, generator=torch.Generator().manual_seed(0)), -1)
+    for seed in range(30):
+        noise = SplitMix(seed)
+        drafted = [noise.categorical(law[i], i, 3) for i in range(8)]
+        verdict = verify(DraftTree.chain([0, *drafted], law[:8]), law, noise, rule, 0, 0)
+        assert len(verdict.path) == 8
+
+
+def test_a_deep_chain():
+    n = 400
+    q = torch.tensor([[0.5, 0.5]]).repeat(n, 1)
+    p = torch.tensor([[0.6, 0.4]]).repeat(n + 1, 1)
+    kept = [len(verify(DraftTree.chain([0] * (n + 1), q), p, SplitMix(s), "block", 0, 0).path) for s in range(5)]
+    assert kept == [n] * 5
+
+
+def test_kseq_asks_for_siblings_with_one_and_the_same_rho():
+    q = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
+    p = torch.tensor([[0.8, 0.1, 0.1]] * 3, dtype=torch.float64)
+    made = replace(tree([0, 1, 1], [-1, 0, 0], q), independent=True)
+    rho = solve(p[0].numpy(), q[0].numpy(), 2)
+    noise = Told(False, False, 0)
+    verdict = kseq(made, p, noise, 6, 2)
+    assert (verdict.path, verdict.token) == ((), 0)
+    chance = round(0.1 / (rho * 0.5), 6)
+    assert noise.asked[:2] == [(6, ACCEPT, 2, 0, chance), (6, ACCEPT, 2, 1, chance)]
+    assert noise.asked[2][:3] == (6, RESIDUAL, 2)
+    assert noise.asked[2][3] == pytest.approx([0.8 - rho * 0.5, 0.0, 0.1])
+    assert kseq(made, p, Told(False, True, 1), 6, 2).path == (2,)
+
+
+@pytest.mark.parametrize(
+    "p, q, k, rho",
+    [
+        ([0.5, 0.5], [0.5, 0.5], 3, 1.0),  # beta(1) = 1
+        ([1.0, 0.0], [0.5, 0.5], 2, 1.5),  # beta = 1/2 up to rho = 2: 3/4 = rho / 2
+        ([1.0, 0.0], [0.1, 0.9], 3, 2.71),  # beta = 0.1: 1 - 0.9^3 = 0.1 rho
+        ([0.7, 0.3], [0.5, 0.5], 1, 1.0),
+        ([0.2, 0.3, 0.5], [0.2, 0.3, 0.5], 1, 1.0),
+    ],
+)
+def test_rho(p, q, k, rho):
+    assert solve(torch.tensor(p).double().numpy(), torch.tensor(q).double().numpy(), k) == pytest.approx(rho, abs=1e-7)
+
+
+def test_rho_of_laws_without_common_support():
+    p, q = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()
+    assert 1.0 <= solve(p.numpy(), q.numpy(), 4) <= 4.0
+    made = replace(tree([0, 1, 1], [-1, 0, 0], q[None]), independent=True)
+    noise = Told(False, False, 0)
+    assert kseq(made, torch.stack([p] * 3), noise, 0, 0).token == 0
+    assert [a[4] for a in noise.asked[:2]] == [0.0, 0.0]
+
+
+def test_kseq_is_ratio_where_siblings_were_not_drawn_independently():
+    rng = torch.Generator().manual_seed(1)
+    p, q = (torch.softmax(torch.randn(3, 5, generator=rng), -1) for _ in "pq")
+    made = tree([0, 3, 1], [-1, 0, 0], q[:1])
+    assert all(verify(made, p, SplitMix(s), "kseq", 0, 0) == verify(made, p, SplitMix(s), "ratio", 0, 0) for s in range(50))
+    chain = DraftTree.chain([0, 3, 1], q[:2])
+    assert all(verify(chain, p, SplitMix(s), "kseq", 0, 0) == verify(chain, p, SplitMix(s), "ratio", 0, 0) for s in range(50))
+
+
+class Operations(TorchDispatchMode):
+    """Counts torch's operators by name."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func.__name__.split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_logits_that_numpy_cannot_read_are_looked_at_once(dtype):
+    logits = torch.zeros(6, 40, dtype=dtype)
+    for node, token in enumerate([3, 7, 7, 1, 0, 39]):
+        logits[node, token] = 1.0
+    logits[2, 20] = 1.0  # a tie: the smaller id wins
+    chain = DraftTree.chain([0, 3, 7, 7, 1, 0])
+    with Operations() as operations:
+        best = Best(logits)
+        before = len(operations.seen)
+        verdict = greedy(chain, best)
+    assert (verdict.path, verdict.token) == ((1, 2, 3, 4, 5), 39)
+    assert operations.seen.count("argmax") == 1
+    assert set(operations.seen[before:]) <= {"_to_copy", "unbind"}  # the tree's own lists, not the logits
+
+
+def test_logits_that_numpy_can_read_are_looked_at_where_asked():
+    class Rows:
+        def __init__(self, rows):
+            self.rows, self.asked = rows, []
+
+        def __getitem__(self, node):
+            self.asked.append(node)
+            return self.rows[node]
+
+    logits = torch.zeros(4, 9)
+    logits[range(4), [1, 2, 8, 3]] = 1.0
+    best = Best(logits)
+    best._rows = Rows(best._rows)
+    assert greedy(DraftTree.chain([0, 1, 5, 6]), best).path == (1,)
+    assert best._rows.asked == [0, 1]
 
 
 def test_residual_and_rest():
@@ -119,11 +319,12 @@ def test_residual_and_rest():
 def test_a_one_hot_law_makes_every_rule_greedy():
     chain = DraftTree.chain([0, 1, 2, 3])
     p = one_hot(1, 2, 0, 1)
-    for rule in ("greedy", "coupled", "ratio"):
+    for rule in ("greedy", "coupled", *FRESH):
         verdict = verify(chain, p, SplitMix(3), rule, 4, 1)
         assert (verdict.path, verdict.token) == ((1, 2), 0)
     with_q = DraftTree(chain.tokens, chain.parents, one_hot(1, 2, 3, 0), chain.source)
-    assert verify(with_q, p, SplitMix(3), "ratio", 4, 1) == verify(chain, p, SplitMix(3), "greedy", 4, 1)
+    for rule in FRESH:
+        assert verify(with_q, p, SplitMix(3), rule, 4, 1) == verify(chain, p, SplitMix(3), "greedy", 4, 1)
 
 
 @pytest.mark.parametrize(
@@ -133,12 +334,23 @@ def test_a_one_hot_law_makes_every_rule_greedy():
         ("ratio", True, True, True, "greedy"),
         ("auto", False, True, True, "coupled"),
         ("auto", False, True, False, "coupled"),
-        ("auto", False, False, True, "ratio"),
+        ("auto", False, False, True, "traversal"),
         ("auto", False, False, False, "coupled"),
         ("coupled", False, False, True, "coupled"),
         ("ratio", False, True, False, "ratio"),
+        ("block", False, False, True, "block"),
+        ("traversal", True, False, True, "greedy"),
+        ("traversal", False, True, False, "traversal"),
+        ("kseq", False, False, True, "kseq"),
     ],
 )
 def test_which_rule_auto_is(rule, greedy_law, seeded, has_q, chosen):
     assert choose_rule(rule, greedy_law, seeded, has_q) == chosen
     assert chosen in RULES
+
+
+def test_names_are_checked_where_they_are_given():
+    for rule in RULES:
+        assert SamplingParams(verification=rule).verification == rule
+    with pytest.raises(BadRequest, match=r"verification='spectr' is not allowed; give one of auto, greedy, .*, kseq"):
+        SamplingParams(verification="spectr")

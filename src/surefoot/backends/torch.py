@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ..core.protocols import InvarianceReport, Need, Scores, Slot, Traits
+from ..core.sublayers import SkipSet
 from ..core.tree import Forest
 from ..errors import BackendError, BadRequest, Unsupported
 from .torch_batch import Batch, bucket, lay_out
@@ -25,6 +26,7 @@ from .torch_cache import Pool, round_up
 from .torch_family import describe, masked_attention
 from .torch_load import from_pretrained
 from .torch_probe import compare_with_full_pass, invariance
+from .torch_skip import TorchTrial, draft_of
 from .torch_taps import Taps
 
 STATIC_CONTEXT = 2048
@@ -178,6 +180,31 @@ class TorchModel:
     def adopt(self, report: InvarianceReport) -> None:
         """Let the traits say what the probe found."""
         self._traits = replace(self._traits, exact=report.exact, min_width=report.min_width)
+
+    def without(self, skips: SkipSet, *, kv_tokens: int | None = None, max_rows: int | None = None) -> TorchModel:
+        """The model without these sublayers: shared parameters, a cache of its own, passes of the same shapes.
+
+        A drafting row takes two cache rows, hence by default room for twice as many as here.
+        """
+        traits, (width_step, context_step) = self._traits, self._steps
+        draft = TorchModel(
+            draft_of(self.model, skips),
+            capacity_tokens=kv_tokens or 2 * self._capacity,
+            max_rows=max_rows or 2 * self.max_rows,
+            max_nodes=traits.max_nodes,
+            max_context=traits.max_context,
+            trees=False,
+            static=self._static,
+            width_step=width_step,
+            context_step=context_step,
+            name=f"{traits.name} without {len(skips)} sublayers",
+        )
+        draft._traits = replace(draft._traits, min_width=traits.min_width)
+        return draft
+
+    def trial(self) -> TorchTrial:
+        """To try skip sets on texts."""
+        return TorchTrial(self.model)
 
     def _own(self, slot: Slot) -> TorchSlot:
         mine = cast(TorchSlot, slot)

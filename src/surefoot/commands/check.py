@@ -1,4 +1,4 @@
-"""``surefoot check TARGET [DRAFT]``: what runs a model, what it takes, does a draft fit it, from headers and tokenizers.
+"""``surefoot check TARGET [DRAFT]``: what runs a model, what it takes, how a draft model fits it: by headers and tokenizers.
 
 Weights are not loaded. Status 0: fits; 1: does not, the reasons are listed; 2: bad input.
 """
@@ -10,17 +10,22 @@ import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BadRequest
+from ..errors import BadRequest, VocabMismatch
 
 if TYPE_CHECKING:
     from ..models import Capabilities, Progress
-    from ..text import Codec, VocabReport
+    from ..text import Codec
+    from ..text.crossing import Crossing
     from .memory import MemoryPlan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="GGUF file, model folder, hub id or packaged name")
-    parser.add_argument("draft", nargs="?", metavar="DRAFT", help="a draft model for it")
+    parser.add_argument("draft", nargs="?", metavar="DRAFT", help="a draft model for it (also as --draft-model)")
+    parser.add_argument("--draft-model", dest="draft_model", metavar="DRAFT", help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--vocab", default="auto", metavar="WAY", help="vocabularies: auto (default), equal, intersection or universal"
+    )
     parser.add_argument("--backend", default="auto", metavar="NAME", help="auto (default), openvino or torch")
     parser.add_argument("--precision", default="auto", metavar="NAME", help="auto (default), bf16, f32, fast; on torch a dtype")
     parser.add_argument("--kv-tokens", type=int, metavar="N", help="tokens that the cache holds (default: one full context)")
@@ -48,20 +53,36 @@ def run(args: argparse.Namespace) -> int:
         raise BadRequest(f"unknown backend {args.backend!r}; choose {', '.join(BACKENDS)}")
     if args.num_speculative_tokens < 0 or (args.kv_tokens is not None and args.kv_tokens < 1):
         raise BadRequest("--num-speculative-tokens must be 0 or more and --kv-tokens 1 or more; correct the number")
+    if args.draft is not None and args.draft_model is not None:
+        raise BadRequest("the draft model is given twice (DRAFT and --draft-model); give it once")
+    draft = args.draft if args.draft is not None else args.draft_model
     with progress() as tell:
-        models = [_check(ref, args, tell) for ref in (args.target, args.draft) if ref is not None]
+        models = [_check(ref, args, tell) for ref in (args.target, draft) if ref is not None]
     problems = [p for model in models for p in model.problems]
     total = OVERHEAD + sum(model.memory.total or 0 for model in models)
     if total > available():
         problems.append(f"memory: {amount(total)} are needed, {amount(available())} are free; lower --kv-tokens")
-    vocabulary = models[0].codec.compare(models[1].codec) if len(models) == 2 else None
-    if vocabulary is not None and not vocabulary.compatible:
-        problems.append(f"{vocabulary.explain()}; use a draft of the target's family")
+    vocabulary = _vocabulary(models, args.vocab, problems)
     if args.json:
         print(json.dumps(_values(models, vocabulary, problems), ensure_ascii=False))
     else:
         print("\n".join(_lines(models, vocabulary, problems, available())))
     return 1 if problems else 0
+
+
+def _vocabulary(models: list[Checked], way: str, problems: list[str]) -> Crossing | None:
+    """How the draft can draft, if there is one."""
+    from ..text.crossing import WAYS, cross
+
+    if way not in WAYS:
+        raise BadRequest(f"--vocab {way!r} is not known; give one of {', '.join(WAYS)}")
+    if len(models) < 2:
+        return None
+    try:
+        return cross(models[0].codec, models[1].codec, way).require()
+    except VocabMismatch as error:
+        problems.append(str(error))
+        return cross(models[0].codec, models[1].codec)
 
 
 def _check(ref: str, args: argparse.Namespace, tell: Progress) -> Checked:
@@ -85,7 +106,7 @@ def _check(ref: str, args: argparse.Namespace, tell: Progress) -> Checked:
     return Checked(ref, can, memory, codec, tuple(problems))
 
 
-def _lines(models: list[Checked], vocabulary: VocabReport | None, problems: list[str], free: int) -> list[str]:
+def _lines(models: list[Checked], vocabulary: Crossing | None, problems: list[str], free: int) -> list[str]:
     from .memory import OVERHEAD, amount
 
     out: list[str] = []
@@ -112,13 +133,14 @@ def _lines(models: list[Checked], vocabulary: VocabReport | None, problems: list
     return out
 
 
-def _pair(target: Capabilities, draft: Capabilities, vocabulary: VocabReport) -> list[str]:
+def _pair(target: Capabilities, draft: Capabilities, vocabulary: Crossing) -> list[str]:
     """What the two have to do with each other."""
-    rows = vocabulary.padded
+    report = vocabulary.found.report
+    rows = report.padded
     padded = (
         f"; embeddings of {rows[0]} and {rows[1]} rows, padding is ignored" if None not in rows and rows[0] != rows[1] else ""
     )
-    out = [f"tokens  {vocabulary.explain()}{padded}"]
+    out = [f"tokens  {report.explain()}{padded}", *(f"        {line}" for line in vocabulary.lines())]
     if target.context and draft.context and draft.context < target.context:
         out.append(f"context the draft holds {draft.context} of {target.context} tokens; past that decoding is plain")
     if target.parameters and draft.parameters:
@@ -129,7 +151,7 @@ def _pair(target: Capabilities, draft: Capabilities, vocabulary: VocabReport) ->
     return out
 
 
-def _values(models: list[Checked], vocabulary: VocabReport | None, problems: list[str]) -> dict[str, Any]:
+def _values(models: list[Checked], vocabulary: Crossing | None, problems: list[str]) -> dict[str, Any]:
     from .memory import OVERHEAD, available
 
     total = OVERHEAD + sum(model.memory.total or 0 for model in models)
@@ -138,5 +160,14 @@ def _values(models: list[Checked], vocabulary: VocabReport | None, problems: lis
         memory = {**asdict(model.memory), "total": model.memory.total}
         found[role] = {"name": model.name, **asdict(model.can), "tokenizer_size": model.codec.vocab_size, "memory": memory}
     if vocabulary is not None:
-        found["vocabulary"] = {**asdict(vocabulary), "compatible": vocabulary.compatible}
+        known = vocabulary.found
+        found["vocabulary"] = {
+            **asdict(known.report),
+            "compatible": known.report.compatible,
+            "greedy": {"way": vocabulary.greedy, "why": vocabulary.why_greedy},
+            "sampled": {"way": vocabulary.sampled, "why": vocabulary.why_sampled},
+            "common": known.common,
+            "share": known.share,
+            "covers": known.covers,
+        }
     return found

@@ -69,7 +69,8 @@ def add_request(parser: argparse.ArgumentParser) -> None:
     add("--logprobs", nargs="?", const=True, type=_count, metavar="N",
         help="log-probabilities of the tokens, and of the N most probable ones")  # fmt: skip
     add("--echo", action="store_true", help="begin the text with the prompt")
-    add("--verification", default="auto", metavar="RULE", help="auto (default), greedy, coupled or ratio")
+    add("--verification", default="auto", metavar="RULE",
+        help="auto (default), greedy, coupled, ratio, block, traversal or kseq")  # fmt: skip
     group = parser.add_argument_group("request: what the output must look like (give one)")
     add = group.add_argument
     add("--json-object", action="store_true", help="some JSON object")

@@ -1,25 +1,20 @@
 """What a pass costs: measured seconds over its number of tokens, at a context.
 
-Speculation pays by V(m), the time of a pass over m tokens; nobody should guess it. ``measure`` asks the target itself.
+Speculation pays by V(m), the time of a pass over m tokens; nobody should guess it: :mod:`.measure` asks the target itself.
 """
 
 from __future__ import annotations
 
-import random
-import statistics
-import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import BadRequest
-from .protocols import Need, Slot, TargetModel
-from .tree import DraftTree, Forest
+from .protocols import Traits
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
-_BURST = 6
-"""Passes of one width in a row: a backend that keeps its passes steady needs some to follow a smaller need."""
+_LITTLE = 1.08
+"""How much more than the least a pass may cost whose every token counts as free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +22,8 @@ class CostModel:
     """``seconds[i]``: typical time of one row's pass over ``widths[i]`` tokens at ``context`` cached tokens.
 
     ``per_context``: seconds that each further cached token adds to a pass. ``change``: seconds that a pass of another
-    width than the one before it takes longer. Piecewise linear, continued by the last slope.
+    width than the one before it takes longer. ``switch``: the same between two widths that the backend keeps ready (see
+    ``Traits.narrow``). Piecewise linear, continued by the last slope.
     """
 
     widths: tuple[int, ...]
@@ -35,6 +31,7 @@ class CostModel:
     context: int
     per_context: float = 0.0
     change: float = 0.0
+    switch: float = 0.0
 
     def __post_init__(self) -> None:
         rising = all(a < b for a, b in zip(self.widths, self.widths[1:], strict=False))
@@ -60,6 +57,7 @@ class CostModel:
             "context": self.context,
             "per_context": self.per_context,
             "change": self.change,
+            "switch": self.switch,
         }
 
     @staticmethod
@@ -71,38 +69,23 @@ class CostModel:
                 int(data["context"]),
                 float(data["per_context"]),
                 float(data["change"]),
+                float(data["switch"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadRequest(f"the stored cost model is broken ({error}); delete it to measure again") from None
 
 
-def measure(
-    target: TargetModel,
-    widths: Sequence[int] = WIDTHS,
-    *,
-    context: int = 200,
-    far: int = 1000,
-    repeats: int = 2,
-    clock: Callable[[], float] = time.perf_counter,
-) -> CostModel:
-    """Time passes of each width (never under ``min_width``), in rising bursts. Also at ``far`` for the slope.
+def sizes(cost: CostModel, traits: Traits) -> tuple[int, ...]:
+    """Sizes of a row's pass to keep to where changing it is dear: all that costs little more than the least, and 2.5 times it.
 
-    The first pass of a burst tells what changing the width costs, the others what the width costs.
+    The second is for text that drafts get right in long runs: on traces of the default model 2 to 3 times did equally well.
     """
-    traits = target.traits
-    most = min(traits.max_nodes, traits.max_context // 4)
-    usable = sorted({max(w, traits.min_width) for w in widths if w <= most})
-    far = min(far, traits.max_context - most - 1)
-    context = min(context, max(1, far // 2) if far else context)
-    same, fresh = _times(target, usable, context, repeats, clock)
-    usable = [w for w in usable if w in same]
-    both = [fresh[w] - same[w] for w in usable if w in fresh]
-    slope = 0.0
-    if far > 2 * context:
-        w = usable[min(2, len(usable) - 1)]
-        slope = max(0.0, (_times(target, [w], far, repeats, clock)[0][w] - same[w]) / (far - context))
-    change = max(0.0, statistics.median(both)) if both else 0.0
-    return CostModel(tuple(usable), tuple(rising([same[w] for w in usable])), context, slope, change)
+    if not cost.change:
+        return ()
+    least = cost(traits.min_width)
+    cheap = [w for w in cost.widths if cost(w) <= _LITTLE * least and (w <= traits.narrow or not traits.narrow)]
+    small = max([*cheap, traits.min_width + 1])
+    return tuple(size for size in (small, 5 * small // 2) if size <= traits.max_nodes)
 
 
 def rising(values: Sequence[float]) -> list[float]:
@@ -114,47 +97,3 @@ def rising(values: Sequence[float]) -> list[float]:
             (b, m), (a, n) = pools.pop(), pools.pop()
             pools.append(((a * n + b * m) / (n + m), n + m))
     return [mean for mean, n in pools for _ in range(n)]
-
-
-def _times(
-    target: TargetModel, widths: Sequence[int], context: int, repeats: int, clock: Callable[[], float]
-) -> tuple[dict[int, float], dict[int, float]]:
-    """Typical seconds by computed width: passes like the one before, and passes of another width than the one before."""
-    rng = random.Random(0)
-    vocab = target.traits.vocab_size
-
-    def chain(n: int) -> list[int]:
-        return [rng.randrange(vocab) for _ in range(n)]
-
-    [slot] = target.open(1)
-    try:
-        while slot.length < context:
-            _pass(target, slot, chain(min(256, target.traits.max_nodes, context - slot.length)), wanted=False, keep=True)
-        same: dict[int, list[float]] = {}
-        fresh: dict[int, list[float]] = {}
-        last = 0
-        for turn in range(repeats + 1):
-            for w in widths:
-                for _ in range(_BURST):
-                    tokens = chain(w)
-                    start = clock()
-                    work = _pass(target, slot, tokens, wanted=True, keep=False)
-                    if turn:  # the first round warms the kernels up
-                        (same if work == last else fresh).setdefault(work, []).append(clock() - start)
-                    last = work
-        return _typical(same), _typical(fresh)
-    finally:
-        target.close([slot])
-
-
-def _typical(times: dict[int, list[float]]) -> dict[int, float]:
-    """Lower quartiles: what else runs on the machine only ever adds."""
-    return {w: max(sorted(t)[len(t) // 4], 1e-9) for w, t in times.items()}
-
-
-def _pass(target: TargetModel, slot: Slot, tokens: Sequence[int], wanted: bool, keep: bool) -> int:
-    """One pass; returns the number of tokens that it computed."""
-    forest = Forest.pack([DraftTree.chain(tokens)], None, [wanted], target.traits.min_width)
-    scores = target.score([slot], forest, Need())
-    target.commit([slot], [range(len(tokens)) if keep else ()])
-    return scores.work or forest.nodes

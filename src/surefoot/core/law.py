@@ -108,17 +108,22 @@ def log_total(logits: Row) -> float:
 
 
 class Best:
-    """The argmax at each node of a tree, computed when a verifier asks for it."""
+    """The argmax at each node of a tree: where numpy can read the logits, computed when a verifier asks for it."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ("_all", "_rows")
 
     def __init__(self, logits: Tensor) -> None:
-        # numpy's argmax is ten times as fast as torch's on one row of a large vocabulary
-        plain = logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64)
-        self._rows = logits.detach().numpy() if plain else logits
+        self._rows: Row | None = None
+        self._all: list[int] = []
+        if logits.device.type == "cpu" and logits.dtype in (torch.float32, torch.float64):
+            # numpy's argmax is ten times as fast as torch's on one row of a large vocabulary
+            self._rows = logits.detach().numpy()
+        else:
+            # another device answers once for all nodes: each question costs more than the answer
+            self._all = logits.argmax(-1).tolist()
 
     def __getitem__(self, node: int) -> int:
-        return int(self._rows[node].argmax())
+        return self._all[node] if self._rows is None else int(self._rows[node].argmax())
 
 
 def _best(logits: Row, k: int, temperature: float) -> Row:

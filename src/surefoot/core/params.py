@@ -43,7 +43,7 @@ class SamplingParams:
     Draws
         seed           makes the output a function of the request; ``None`` draws a fresh one
         n              that many answers, which share the prompt's cache; answer i uses seed + i
-        verification   one of ``auto``, ``greedy``, ``coupled``, ``ratio``
+        verification   one of ``auto``, ``greedy``, ``coupled``, ``ratio``, ``block``, ``traversal``, ``kseq``
     Output
         logprobs       true: of each token; a number: also of so many most probable ones
         top_logprobs   that number, beside ``logprobs=True``

@@ -109,7 +109,7 @@ class Assembler:
             trees = self._drafters[name].propose([row for row, _, _ in chosen], [plan for _, plan, _ in chosen])
             seconds += self._clock() - start
             for (row, plan, hold), tree in zip(chosen, trees, strict=True):
-                found[row.id] = self._checked(row, tree, plan, traits), name, hold
+                found[row.id] = self._checked(row, tree, plan, traits), name, max(hold, _size(row, len(tree), plan, traits))
         return found, seconds
 
     def _checked(self, row: Row, tree: DraftTree, plan: Plan, traits: Traits) -> DraftTree:
@@ -123,6 +123,12 @@ class Assembler:
         if not set(tree.source.tolist()) <= self._sources:
             raise BadDraft("a node's source is no drafter of this engine; mark nodes with the drafter's own source number")
         return tree
+
+
+def _size(row: Row, nodes: int, plan: Plan, traits: Traits) -> int:
+    """The least of the plan's sizes that holds a draft and fits."""
+    room = min(traits.max_nodes, traits.max_context - row.cached)
+    return next((size for size in plan.sizes if nodes <= size <= room), 0) if nodes > 1 else 0
 
 
 def _within(row: Row, plan: Plan, traits: Traits) -> Plan:

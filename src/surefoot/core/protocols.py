@@ -15,6 +15,7 @@ from torch import Tensor
 from .tree import DraftTree, Forest
 
 if TYPE_CHECKING:
+    from .noise import Noise
     from .request import Row
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +39,11 @@ class Traits:
     """Rows of a pass narrower than this are padded (by :meth:`Forest.pack`)."""
     steady: bool = False
     """Changing the number of tokens between passes is dear, so a smaller pass may be padded to the last one's size."""
+    narrow: int = 0
+    """Passes of up to so many tokens, and wider ones, keep a size of their own each: going from one to the other is cheap."""
     tree: bool = True
+    paths: bool = False
+    """A tree is computed path by path: a branch costs its ancestors again."""
     exact: bool = True
     hidden: tuple[int, ...] = ()
     """Layers whose residual stream can be tapped: l = after layer l, 0 = embeddings."""
@@ -129,13 +134,28 @@ class Stop(Protocol):
         ...
 
 
+class Cut(Protocol):
+    """Says how much of a draft is worth its cost, to drafters that estimate how far it reaches."""
+
+    def __call__(self, reach: Sequence[float], work: Sequence[int]) -> int:
+        """How many of the drafted nodes to keep, from the first on.
+
+        ``reach[i]``: estimated probability that node i is accepted together with its ancestors; ``work[i]``: tokens that a pass
+        computes for it beyond the nodes before it (more than one where a branch computes its ancestors again).
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What a controller asks for one row: at most ``depth`` tokens deep, ``width`` children a node, ``nodes`` in all.
 
-    ``floor``: a proposal whose estimated probability of being reached lies under it is not worth its cost.
-    ``hold``: pad the row to this many nodes if the draft is shorter, where changing the size of a pass is dear.
-    ``stop``: asked after each drafted token by drafters that know the law it came from.
+    ``floor``: a proposal whose estimated probability of being reached lies under it is not worth its cost; the first ``free``
+    nodes only fill padding, and cost nothing.
+    ``hold``: pad the row to this many nodes if the draft is shorter, where changing the size of a pass is dear; ``sizes``
+    (rising): pad a draft to the least of these that holds it.
+    ``stop``: asked after each drafted token by drafters that know the law it came from. ``cut``: asked at the end by drafters
+    of point proposals that estimate their reach; a token that was drawn from a law must not be cut for what it is.
     A plan of zero nodes is plain decoding.
     """
 
@@ -144,11 +164,22 @@ class Plan:
     width: int = 1
     nodes: int = 0
     floor: float = 0.0
+    free: int = 0
     hold: int = 0
+    sizes: tuple[int, ...] = ()
     stop: Stop | None = None
+    cut: Cut | None = None
 
 
 PLAIN = Plan()
+
+
+class PerNode(Protocol):
+    """The target's law [V] at a node of a draft, made when it is asked for; or only a draw from it, which costs less."""
+
+    def __getitem__(self, node: int) -> Tensor: ...
+
+    def draw(self, node: int, noise: Noise, position: int, lane: int, turn: int = 0) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,12 +30,14 @@ class DraftTree:
              order and without replacement: ``[N, V]``, or ``[C, V]`` with one row for each node that has
              children, in index order
     source   [N] int16; number of the drafter that proposed the node
+    independent  siblings were drawn from q independently, so they may repeat; how many does not depend on them
     """
 
     tokens: Tensor
     parents: Tensor
     q: Tensor | None
     source: Tensor
+    independent: bool = False
 
     def __len__(self) -> int:
         return int(self.tokens.shape[0])
@@ -74,7 +76,9 @@ class DraftTree:
         tokens = self.tokens.tolist()
         if not all(0 <= t < vocab_size for t in tokens):
             raise BadDraft(f"drafted token ids must lie in 0..{vocab_size - 1}; check that draft and target share a vocabulary")
-        if n > 2 and len(set(zip(parents, tokens, strict=True))) != n:
+        if self.independent and self.q is None:
+            raise BadDraft("independent siblings need the law q that they were drawn from; give it, or leave independent out")
+        if n > 2 and not self.independent and len(set(zip(parents, tokens, strict=True))) != n:
             raise BadDraft("two children of one node carry the same token; merge them")
         if self.q is not None:
             if self.q.ndim != 2 or self.q.shape[-1] != vocab_size:
@@ -86,6 +90,15 @@ class DraftTree:
 def integers(values: Sequence[int], dtype: type[np.signedinteger[Any]] = np.int64) -> Tensor:
     """A CPU tensor by way of numpy, which between two passes (cold caches) takes half the time of ``torch.tensor``."""
     return torch.from_numpy(np.array(values, dtype))
+
+
+def children_of(parents: Sequence[int]) -> list[list[int]]:
+    """The children of each node, ascending."""
+    out: list[list[int]] = [[] for _ in parents]
+    for node, parent in enumerate(parents):
+        if parent >= 0:
+            out[parent].append(node)
+    return out
 
 
 def depths(parents: Sequence[int]) -> list[int]:

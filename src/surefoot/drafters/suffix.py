@@ -17,14 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from operator import itemgetter
+from os import PathLike
 from typing import TYPE_CHECKING
-
-import torch
+from weakref import finalize
 
 from ..core.protocols import Need, Plan, Scores, Verdict
 from ..core.tree import PENDING, DraftTree, Forest
+from ..errors import BadRequest
+from .grow import tree
 from .ngram import LONGEST, RELIABILITY, whole_number
-from .suffix_store import BREAK, Context, ContextStore
+from .suffix_disk import StoreFile
+from .suffix_store import BREAK, ContextStore
+from .suffix_walk import LEVELS, REACH, WEIGHTS, Found, SuffixWalk, contexts
 
 if TYPE_CHECKING:
     from ..core.request import Row
@@ -32,10 +36,6 @@ if TYPE_CHECKING:
 _RARE = 0.01
 """A child less likely than this is not worth a node of a tree."""
 
-_Found = tuple[int, int, "Context | int"]
-"""Match length, rank of the store, and what was matched there."""
-
-_LENGTH = itemgetter(0)
 _ESTIMATE = itemgetter(1)
 
 
@@ -63,16 +63,22 @@ class Guess:
 class _Local:
     __slots__ = ("known", "store")
 
-    def __init__(self, depth: int) -> None:
+    def __init__(self, depth: int, capacity: int) -> None:
         self.known = 0
-        self.store = ContextStore(depth)
+        self.store = ContextStore(depth, capacity)
 
 
 class SuffixDrafter:
-    """Drafter ``suffix``. ``shared_tokens`` bounds the shared store (0: rows learn nothing from each other)."""
+    """Drafter ``suffix``. ``shared_tokens`` bounds the shared store (0: rows learn nothing from each other).
+
+    ``store``: a file that keeps the text of the shared store from run to run, ``store_tokens`` of it (default: as many as the
+    shared store holds), for the tokenizer that ``vocabulary`` names. ``max_local_tokens`` bounds the store of each row.
+    """
 
     name = "suffix"
     needs = Need()
+    levels: Sequence[float] = LEVELS
+    weights: Sequence[float] = WEIGHTS
 
     def __init__(
         self,
@@ -81,12 +87,28 @@ class SuffixDrafter:
         shared_tokens: int = 65_536,
         share_prompts: bool = False,
         *,
+        max_local_tokens: int = 1 << 18,
+        store: str | PathLike[str] | None = None,
+        store_tokens: int | None = None,
+        vocabulary: str = "",
         source: int = 2,
     ) -> None:
         self._depth = whole_number(self.name, "max_match", max_match, 1, 64)
         self._least = whole_number(self.name, "min_match", min_match, 1, self._depth)
         capacity = whole_number(self.name, "shared_tokens", shared_tokens, 0, 1 << 30)
         self._shared = ContextStore(self._depth, capacity) if capacity else None
+        self._most = whole_number(self.name, "max_local_tokens", max_local_tokens, 1, 1 << 30)
+        self._file: StoreFile | None = None
+        if store is not None:
+            if self._shared is None:
+                raise BadRequest("suffix: store= keeps the shared store, and shared_tokens=0 has none; leave one of them out")
+            kept = capacity if store_tokens is None else whole_number(self.name, "store_tokens", store_tokens, 1, 1 << 30)
+            self._file = StoreFile(store, vocabulary, kept, self._depth)
+            self._file.load()
+            self._shared.restore(self._file.kept, self._file.context)
+            finalize(self, self._file.flush)  # when it is no longer used, and at exit
+        elif store_tokens is not None:
+            raise BadRequest(f"suffix: store_tokens={store_tokens!r} bounds a file, and store= names none; give store=PATH")
         self._share_prompts = share_prompts
         self.source = source
         self._rows: dict[int, _Local] = {}
@@ -104,6 +126,18 @@ class SuffixDrafter:
                 said = row.tokens if self._share_prompts else row.tokens[row.n_prompt :]
                 if len(said) > 1:
                     self._shared.add_sequence(said)
+                    if self._file is not None:
+                        self._file.add(said)
+
+    def save(self) -> None:
+        """Write what rows that ended have said to ``store``; without one, nothing."""
+        if self._file is not None:
+            self._file.save()
+
+    def close(self) -> None:
+        """:meth:`save`, with a warning where it fails. The drafter stays usable."""
+        if self._file is not None:
+            self._file.flush()
 
     def stats(self) -> dict[str, int]:
         """Rows, positions counted and (estimated) bytes held."""
@@ -113,24 +147,34 @@ class SuffixDrafter:
             "rows": len(stores),
             "tokens": sum(map(len, stores)),
             "shared_tokens": len(shared) if shared is not None else 0,
-            "bytes": sum(store.nbytes for store in stores) + (shared.nbytes if shared is not None else 0),
+            "bytes": sum(held.nbytes for held in (*stores, shared, self._file) if held is not None),
         }
 
     def guess(self, row: Row, plan: Plan) -> Guess:
         """The draft with its estimates; empty where the plan or the history gives none."""
-        local = self._rows.get(row.id)
-        if local is None:
-            local = self._rows[row.id] = _Local(self._depth)
         if min(plan.depth, plan.nodes, plan.width) <= 0:
+            self._rows.setdefault(row.id, _Local(self._depth, self._most))
             return Guess([], [], [])
-        if local.known < len(row.tokens):
-            local.store.add(row.tokens[local.known :])
-            local.known = len(row.tokens)
-        stores = [local.store] if self._shared is None else [self._shared, local.store]
-        tail = row.tokens[-max(LONGEST, self._depth) :]
+        stores, tail = self._caught_up(row), self._tail(row)
         if plan.width == 1:
             return self._chain(stores, tail, min(plan.depth, plan.nodes), plan.floor)
         return self._grow(stores, tail, plan)
+
+    def walk(self, row: Row) -> SuffixWalk:
+        return SuffixWalk(self._caught_up(row), row.tokens[-REACH:], self._least)
+
+    def _caught_up(self, row: Row) -> list[ContextStore]:
+        """The stores, the row's own last, which has learned all the row's tokens."""
+        local = self._rows.get(row.id)
+        if local is None:
+            local = self._rows[row.id] = _Local(self._depth, self._most)
+        if local.known < len(row.tokens):
+            local.store.add(row.tokens[local.known :])
+            local.known = len(row.tokens)
+        return [local.store] if self._shared is None else [self._shared, local.store]
+
+    def _tail(self, row: Row) -> list[int]:
+        return row.tokens[-max(LONGEST, self._depth) :]
 
     def _chain(self, stores: Sequence[ContextStore], tail: list[int], limit: int, floor: float) -> Guess:
         tokens: list[int] = []
@@ -147,7 +191,7 @@ class SuffixDrafter:
                     token = tokens[over]
                 chance = _chance(length)
             if token == BREAK:
-                found = self._found(stores, tail + tokens)
+                found = contexts(stores, tail + tokens, self._least)
                 if not found:
                     break
                 length, rank, hit = found[-1]
@@ -170,15 +214,16 @@ class SuffixDrafter:
         order = 0  # breaks ties: first found first, so that equal histories give equal trees
         node, reach, path = -1, 1.0, tail
         while True:
-            if len(path) - len(tail) < plan.depth:
+            room, most = plan.nodes - len(guess.tokens), -reach * RELIABILITY[LONGEST]  # no child's reach is more
+            if len(path) - len(tail) < plan.depth and not sum(entry[0] <= most for entry in heap) >= room:
                 cut = max(plan.floor / reach, _RARE)
-                law = self._law(stores, self._found(stores, path), plan.width, cut)
+                law = self._law(stores, contexts(stores, path, self._least), plan.width, cut)
                 for token in sorted(law, key=law.__getitem__, reverse=True)[: plan.width]:
                     value = reach * law[token]
                     if value >= plan.floor:
                         heappush(heap, (-value, order, token, node, path))
                         order += 1
-            if not heap or len(guess.tokens) >= plan.nodes:
+            if not heap or not room:
                 return guess
             cost, _, token, parent, before = heappop(heap)
             node, reach, path = len(guess.tokens), -cost, [*before, token]
@@ -186,15 +231,8 @@ class SuffixDrafter:
             guess.parents.append(parent)
             guess.reach.append(reach)
 
-    def _found(self, stores: Sequence[ContextStore], tail: list[int]) -> list[_Found]:
-        """Contexts of all stores, the longest last; of equal ones the later store's last."""
-        least = self._least
-        found = [(n, rank, hit) for rank, store in enumerate(stores) for n, hit in store.matches(tail, LONGEST) if n >= least]
-        found.sort(key=_LENGTH)  # stable: of equal lengths the later store's stays last
-        return found
-
     @staticmethod
-    def _law(stores: Sequence[ContextStore], found: Sequence[_Found], width: int, cut: float) -> dict[int, float]:
+    def _law(stores: Sequence[ContextStore], found: Sequence[Found], width: int, cut: float) -> dict[int, float]:
         """Estimated law of the next token, in the order found; entries under ``cut`` may be missing.
 
         Width 1 asks for the largest entry only.
@@ -221,9 +259,10 @@ class SuffixDrafter:
                 if not left:
                     continue
                 weight = mass * chance / left
-                for token, count in hit.recent():
-                    if weight * count >= cut and token not in law:
-                        law[token] = weight * count
+                if mass * chance >= cut:
+                    for token, count in hit.recent():
+                        if weight * count >= cut and token not in law:
+                            law[token] = weight * count
             mass *= 1.0 - chance
             if mass < cut or (width == 1 and law and mass <= max(law.values())):
                 break
@@ -233,7 +272,5 @@ class SuffixDrafter:
         tokens = [row.tokens[-1], *guess.tokens]
         if guess.parents == list(range(-1, len(guess.tokens) - 1)):
             return DraftTree.chain(tokens, source=self.source)
-        source = torch.full((len(tokens),), self.source, dtype=torch.int16)
-        source[0] = PENDING
         parents = [-1, *(parent + 1 for parent in guess.parents)]
-        return DraftTree(torch.tensor(tokens), torch.tensor(parents), None, source)
+        return tree(tokens, parents, [PENDING] + [self.source] * len(guess.tokens))

@@ -6,7 +6,8 @@ backwards, so one walk from the newest token outwards meets every match length. 
 kept as that bare position and split only when a second one arrives: most long contexts are unique, and cost one entry.
 
 Counts are exact, also after eviction: occurrences leave in the order they came, and the store then equals one that was
-built from the remaining occurrences alone. ``add`` costs O(depth), ``matches`` O(depth).
+built from the remaining occurrences alone. Of more tokens than are kept, only those are inserted. ``add`` costs O(depth) a
+token, ``matches`` O(depth).
 """
 
 from __future__ import annotations
@@ -81,11 +82,20 @@ class ContextStore:
 
     def add(self, tokens: Sequence[int]) -> None:
         """Append tokens to the sequence that is being written."""
-        text, base, insert = self._text, self._base, self._insert
-        for token in tokens:
-            text.append(token)
-            insert(len(text) - 1, base)
-        self._evict()
+        if self.capacity is not None and len(tokens) > self.capacity:
+            lead = max(0, self.depth + self.capacity - len(tokens))
+            before = self._text[len(self._text) - lead :] if lead else []
+            self.restore([*before, *tokens], end=self.end + len(tokens))
+            return
+        text, insert = self._text, self._insert
+        for start in range(
+            0, max(1, len(tokens)), _SLACK
+        ):  # by parts, so that what is evicted is never held beside all that comes
+            base = self._base
+            for token in tokens[start : start + _SLACK]:
+                text.append(token)
+                insert(len(text) - 1, base)
+            self._evict()
 
     def add_sequence(self, tokens: Sequence[int]) -> None:
         """Append a sequence that has nothing to do with what came before. What would not fit is not inserted at all."""
@@ -93,6 +103,24 @@ class ContextStore:
             tokens = tokens[max(0, len(tokens) - self.capacity + 1) :]
         self._text.append(BREAK)
         self.add(tokens)
+
+    def restore(self, text: Sequence[int], context: int = 0, end: int | None = None) -> None:
+        """Hold ``text`` (with breaks) and nothing else; its first ``context`` tokens are not counted, only looked back at.
+
+        ``end`` is the position after the last token; by default the text begins at 0.
+        """
+        size = len(text)
+        first = context if self.capacity is None else max(context, size - self.capacity)
+        cut = max(0, first - self.depth)
+        self.contexts = 0
+        self._root = {}
+        self._text = list(text[cut:])
+        self._base = (size if end is None else end) - len(self._text)
+        self._first = self._base + first - cut
+        base, insert = self._base, self._insert
+        for index, token in enumerate(self._text[first - cut :], first - cut):
+            if token != BREAK:
+                insert(index, base)
 
     def matches(self, tail: Sequence[int], longest: int) -> list[Match]:
         """Contexts that end ``tail``, the shortest first. A lone occurrence is compared up to ``longest`` tokens."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..core.cost import measure
+from ..core.measure import measure
 from ..errors import SurefootError
 from ..loader import Target
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..core.completion import Prompt
-from ..core.cost import CostModel, measure
+from ..core.cost import CostModel
+from ..core.measure import measure
 from ..core.params import SamplingParams
 from ..core.protocols import Drafter
 from ..errors import BadRequest, Unsupported

@@ -28,7 +28,7 @@ def split(model: ov.Model, structure: Structure, layer: int, taps: tuple[int, ..
     logits = model.output("logits").get_node()
     early = [exit_port, *(structure.residual[t].output(0) for t in taps if t <= layer)]
     prefix_ends = [op.result(port) for port in early]
-    reached = _reach(prefix_ends)
+    reached = reach(prefix_ends)
     # A copy, because the two halves share nodes (shapes, rotary tables) that are rewired for the suffix below.
     prefix = ov.Model(prefix_ends, [p for k, p in parameters.items() if k in reached], "prefix").clone()
     hidden = op.parameter(exit_port.get_partial_shape(), ov.Type.f32, name=HIDDEN)
@@ -38,21 +38,22 @@ def split(model: ov.Model, structure: Structure, layer: int, taps: tuple[int, ..
         if key(target.get_node()) not in ours:
             target.replace_source_output(hidden.output(0))
     ends = [logits, *(op.result(structure.residual[t].output(0)) for t in taps if t > layer)]
-    _detach_shapes(ends, hidden)
-    reached = _reach(ends)
+    detach_shapes(ends, hidden)
+    reached = reach(ends)
     suffix = ov.Model(ends, [hidden, *(p for k, p in parameters.items() if k in reached)], "suffix")
     return prefix, suffix
 
 
-def _detach_shapes(ends: list[Any], hidden: Any) -> None:
+def detach_shapes(ends: list[Any], hidden: Any) -> None:
     """Shapes read off earlier activations would pull the first layers into the suffix; the stream has the same shape."""
     shape = hidden.output(0).get_partial_shape()
-    for node in _reach(ends).values():
+    for node in reach(ends).values():
         if node.get_type_name() == "ShapeOf" and node.input(0).get_partial_shape() == shape:
             node.input(0).replace_source_output(hidden.output(0))
 
 
-def _reach(ends: list[Any]) -> dict[str, Any]:
+def reach(ends: list[Any]) -> dict[str, Any]:
+    """Every node that these read from, themselves included, by :func:`key`."""
     found: dict[str, Any] = {}
     stack = list(ends)
     while stack:

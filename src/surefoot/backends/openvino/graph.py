@@ -58,6 +58,12 @@ def facts(folder: Path) -> Facts:
     return Facts(str(ours.get("name") or folder.name), int(limit), windows, int(window or 0))
 
 
+def weights(folder: Path) -> int:
+    """Bytes of the weights on disk."""
+    path = (folder / MODEL_FILE).with_suffix(".bin")
+    return path.stat().st_size if path.is_file() else 0
+
+
 def load(core: ov.Core, folder: Path) -> tuple[ov.Model, Structure]:
     """The paged and fused graph. A graph that keeps other state than attention caches is refused."""
     path = folder / MODEL_FILE

@@ -6,17 +6,20 @@ paths (see ``branches``). Which width keeps the logits bitwise equal across pass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter
 
 import numpy as np
+import openvino as ov
 import torch
 from torch import Tensor
 
 from ...core.protocols import InvarianceReport, Need, Scores, Slot, Traits
+from ...core.sublayers import SkipSet
 from ...core.tree import Forest
 from ...errors import BackendError, BadRequest, Unsupported
 from . import branches, graph
@@ -24,11 +27,14 @@ from .branches import Lines
 from .caches import make_pool
 from .cut import HIDDEN, split
 from .hardware import compile_options, resolve, shared_core
+from .paces import SMALL_WEIGHTS, Paces
 from .passes import arrays
 from .pool import BlockPool
 from .pool import Slot as Row
 from .runner import Runner
-from .steady import Steady
+from .skip import bypass
+from .structure import Structure
+from .trial import OpenVINOTrial
 
 MAX_NODES = 1024
 _NOTHING = Need()
@@ -44,8 +50,10 @@ class OpenVINOModel:
     cut        layer after which to cut for early exit (:meth:`prefix`, :meth:`suffix`)
     trees      "chains" (exact), "mask" (each node computed once, not exact), "auto" (mask in the fast mode only)
     report     outcome of an earlier :meth:`probe` of this model on this machine
+    copies     times that the graph is compiled, 1 or 2 (see :class:`Paces`); None: twice where its weights are small
+    edit       change of the paged graph before it is compiled (:meth:`without`)
 
-    ``steady`` (attribute): pad passes rather than change their size, see :class:`Steady`. Switch it off to time bare sizes.
+    ``steady`` (attribute): pad passes rather than change their size, see :class:`Paces`. Switch it off to time bare sizes.
     """
 
     def __init__(
@@ -60,12 +68,16 @@ class OpenVINOModel:
         trees: str = "auto",
         report: InvarianceReport | None = None,
         name: str | None = None,
+        copies: int | None = None,
+        edit: Callable[[ov.Model, Structure], tuple[ov.Model, Structure]] | None = None,
     ) -> None:
         for what, number in (("kv_tokens", kv_tokens), ("threads", threads)):
             if number is not None and number < 1:
                 raise BadRequest(f"{what} must be at least 1, not {number}")
         if trees not in TREES:
             raise BadRequest(f"unknown trees {trees!r}; choose one of {', '.join(TREES)}")
+        if copies not in (None, 1, 2):
+            raise BadRequest(f"copies must be 1 or 2, not {copies}")
         core = shared_core()
         self.precision = resolve(core, precision)
         self.trees = trees if trees != "auto" else "mask" if self.precision == "fast" else "chains"
@@ -75,18 +87,22 @@ class OpenVINOModel:
         graph.check_layers(structure, taps)
         graph.slide(model, structure, facts.windows)
         self.window = graph.sliding_window(structure)
+        if edit is not None:
+            model, structure = edit(model, structure)
+        self._folder, self._threads = Path(folder), threads
         graph.gather_rows(model, structure)
         options = compile_options(self.precision, threads)
         self._cut, self._taps = cut, taps
         if cut is None:
             graph.tap(model, structure, taps)
-            self._runners: tuple[Runner, ...] = (Runner(core, model, options),)
+            twice = copies if copies is not None else 1 + (graph.weights(Path(folder)) <= SMALL_WEIGHTS)
+            self._runners: tuple[Runner, ...] = tuple(Runner(core, model, options) for _ in range(twice))
         else:
             self._runners = tuple(Runner(core, part, options) for part in split(model, structure, cut, taps))
         self._pool = make_pool(self._runners, kv_tokens)
         self._masked = False
         self.steady = True
-        self._steady = Steady()
+        self._paces = Paces(self._runners if cut is None else ())
         # The kernel counts a window in cache rows, so under a tree mask, and in a graph whose windows got lost, contexts must
         # stay within it; there a sliding layer is an ordinary one.
         narrow = self.window if self.trees == "mask" else facts.window if not self.window else 0
@@ -102,6 +118,8 @@ class OpenVINOModel:
             capacity=self._pool.capacity,
             min_width=2,
             steady=cut is None,
+            narrow=self._paces.narrow,
+            paths=self.trees == "chains",
             exact=self.can_be_exact,
             hidden=taps,
             exits=tuple(range(1, layers)) if structure.residual else (),
@@ -156,8 +174,9 @@ class OpenVINOModel:
         inputs, rows, lines = self._prepare(slots, forest)
         if self._cut is None:
             start = perf_counter()
-            logits, *taps = self._runners[0].run(inputs, [rows] + [lines.size] * len(self._taps))
-            self._steady.ran(lines.size - lines.pad, lines.size, perf_counter() - start)
+            asked = lines.size - lines.pad
+            logits, *taps = self._paces.run(inputs, asked, [rows] + [lines.size] * len(self._taps))
+            self._paces.ran(asked, lines.size, perf_counter() - start)
         else:
             early = sum(t <= self._cut for t in self._taps)
             hidden, *taps = self._runners[0].run(inputs, [lines.size] * (1 + early))
@@ -213,6 +232,23 @@ class OpenVINOModel:
 
         return probe(self)
 
+    def without(self, skips: SkipSet, *, kv_tokens: int | None = None) -> OpenVINOModel:
+        """The model without these sublayers, from the same file: its own cache, for as many tokens, and passes of one class."""
+        draft = OpenVINOModel(
+            self._folder,
+            precision=self.precision,
+            kv_tokens=kv_tokens or self._pool.capacity,
+            threads=self._threads,
+            name=f"{self._traits.name} without {len(skips)} sublayers",
+            edit=partial(bypass, skips=skips),
+        )
+        draft.set_passes(*self.passes())
+        return draft
+
+    def trial(self) -> OpenVINOTrial:
+        """To try skip sets on texts."""
+        return OpenVINOTrial(self._folder, compile_options(self.precision, self._threads))
+
     def _prepare(
         self, slots: Sequence[Slot], forest: Forest, ahead: Sequence[int] | None = None
     ) -> tuple[dict[str, np.ndarray], int, Lines]:
@@ -228,7 +264,7 @@ class OpenVINOModel:
         if ahead is None and self.trees == "chains":
             lines = branches.lay_out(self._pool, rows, forest, self._traits.min_width)
             if self.steady and self._cut is None and not masked:
-                lines = lines.padded(self._pool, self._steady.choose(lines.size))
+                lines = lines.padded(self._pool, self._paces.size(lines.size))
         else:
             self._pool.reserve(rows, widths)
             lines = Lines(rows, None, None, forest.begins)

@@ -1,0 +1,145 @@
+"""The cache of a draft model: verified tokens in one slot a row, drafted ones beside it.
+
+A slot holds verified tokens only, so rejected ones never need removing. Drafted tokens are scored in one of two ways, level
+by level, one pass for all rows: on *forks*, each with the path of one node, where the backend runs chains only or where passes
+of one size are cheap; else as one *tree* below the slot, scored anew with each level and never committed. For the latter the
+row's last token stays out of the cache, as the tree's root.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from ..core.protocols import Need, Slot, TargetModel
+from ..core.request import Row
+from ..core.tree import DraftTree, Forest, integers
+from ..errors import BackendError
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One row of a pass: tokens below a slot. ``root``: node from which on logits are wanted; ``keep``: nodes to commit."""
+
+    slot: Slot
+    tokens: Sequence[int]
+    parents: Sequence[int] | None
+    root: int
+    keep: int = 0
+
+
+class DraftCache:
+    """``draft``: the model; ``chunk``: most tokens of a row in a pass that catches up."""
+
+    def __init__(self, draft: TargetModel, chunk: int) -> None:
+        self.draft = draft
+        self.masked = draft.traits.tree and not draft.traits.steady
+        """Whether trees are scored as such; where the size of a pass is better kept, forks keep it."""
+        self._chunk = min(chunk, draft.traits.max_nodes)
+        self._slots: dict[int, Slot] = {}
+
+    def length(self, row: Row) -> int:
+        """Tokens of the row that the cache holds."""
+        slot = self._slots.get(row.id)
+        return 0 if slot is None else slot.length
+
+    def catch_up(self, rows: Sequence[Row], rooted: Sequence[bool]) -> list[Tensor]:
+        """Commit the verified tokens, without the last one of ``rooted`` rows; logits [V] after each row's last token."""
+        for row in rows:
+            self._prepare(row)
+        last: list[Tensor | None] = [None] * len(rows)
+        while going := [i for i, x in enumerate(last) if x is None]:
+            lines = []
+            for i in going:
+                slot, tokens = self._slots[rows[i].id], rows[i].tokens
+                part = tokens[slot.length : slot.length + self._chunk]
+                end = slot.length + len(part) == len(tokens)
+                lines.append(Line(slot, part, None, len(part) - end, len(part) - (end and rooted[i])))
+            found = iter(self.score(lines))
+            for i, line in zip(going, lines, strict=True):
+                if line.root < len(line.tokens):
+                    last[i] = next(found)
+        return [x for x in last if x is not None]
+
+    def score(self, lines: Sequence[Line]) -> list[Tensor]:
+        """One pass; logits [V] of the nodes that are wanted, in order."""
+        trees = [
+            DraftTree.chain(line.tokens)
+            if line.parents is None
+            else DraftTree(integers(line.tokens), integers(line.parents), None, integers([0] * len(line.tokens)))
+            for line in lines
+        ]
+        forest = replace(Forest.pack(trees, min_width=self.draft.traits.min_width), roots=tuple(line.root for line in lines))
+        slots = [line.slot for line in lines]
+        logits = self.draft.score(slots, forest, Need()).logits.clone()
+        self.draft.commit(slots, [range(line.keep) for line in lines])
+        return list(logits)
+
+    def branches(self, row: Row, rooted: bool) -> Branches:
+        return Branches(self.draft, self._slots[row.id], rooted)
+
+    def close(self, rows: Iterable[Row]) -> None:
+        self.draft.close([self._slots.pop(row.id) for row in rows if row.id in self._slots])
+
+    def _prepare(self, row: Row) -> None:
+        """A slot that lacks the row's last token at least, whose logits are asked for."""
+        slot = self._slots.get(row.id)
+        if slot is None:
+            self._slots[row.id] = self.draft.open(1)[0]
+        elif slot.length >= len(row.tokens):
+            self._slots[row.id] = self.draft.fork(slot, len(row.tokens) - 1)
+            self.draft.close([slot])
+
+
+class Branches:
+    """The drafted nodes of one row during one round; ``rooted``: scored as a tree, else on forks."""
+
+    def __init__(self, draft: TargetModel, base: Slot, rooted: bool) -> None:
+        self._draft = draft
+        self._base = base
+        self._rooted = rooted
+        self._held: dict[int, Slot] = {}
+        """Forks by node; each holds the path down to it."""
+
+    def lines(self, level: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[Line], list[int]]:
+        """What to score for the nodes of ``level``, and which of them it gives logits for, in order."""
+        return self._tree(level, tokens, parents) if self._rooted else self._forks(level, tokens, parents)
+
+    def close(self) -> None:
+        self._draft.close(list(self._held.values()))
+        self._held = {}
+
+    def _tree(self, level: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[Line], list[int]]:
+        needed = set()
+        for node in level:
+            while node >= 0 and node not in needed:
+                needed.add(node)
+                node = parents[node]
+        order = sorted(needed)  # nodes of one level have the highest numbers, so their logits are the last
+        place = {node: i for i, node in enumerate(order)} | {-1: -1}
+        line = Line(self._base, [tokens[n] for n in order], [place[parents[n]] for n in order], len(order) - len(level))
+        return [line], sorted(level)
+
+    def _forks(self, level: Sequence[int], tokens: Sequence[int], parents: Sequence[int]) -> tuple[list[Line], list[int]]:
+        uses = Counter(parents[node] for node in level)
+        self._draft.close([self._held.pop(node) for node in list(self._held) if node not in uses])
+        new: dict[int, Slot] = {}
+        try:
+            for node in level:
+                parent = parents[node]
+                uses[parent] -= 1
+                if parent in self._held and not uses[parent]:
+                    new[node] = self._held.pop(parent)
+                    continue
+                try:
+                    new[node] = self._draft.fork(self._held.get(parent, self._base))
+                except BackendError:
+                    if not new and not self._held:
+                        raise
+                    # no room for another branch: the node stays a leaf
+        finally:
+            self._held |= new
+        return [Line(slot, [tokens[node]], None, 0, 1) for node, slot in new.items()], list(new)

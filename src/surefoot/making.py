@@ -1,0 +1,159 @@
+"""Drafters by name: the registry, and how each is made for a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .drafter_spec import Spec
+from .errors import BadRequest
+
+if TYPE_CHECKING:
+    from .core.protocols import Drafter
+    from .target import Target
+
+DRAFTERS = {
+    "ngram": "surefoot.drafters.ngram:NgramDrafter",
+    "suffix": "surefoot.drafters.suffix:SuffixDrafter",
+    "recycle": "surefoot.drafters.recycle:RecycleDrafter",
+    "retrieval": "surefoot.drafters.retrieval:RetrievalDrafter",
+    "model": "surefoot.drafters.model:ModelDrafter",
+    "hybrid": "surefoot.drafters.hybrid:HybridDrafter",
+    "script": "surefoot.drafters.script:ScriptDrafter",
+    "grammar": "surefoot.drafters.grammar:GrammarDrafter",
+}
+WHOLE = ("model",)
+"""Drafters that hybrid asks for whole drafts."""
+UNMERGED = ("hybrid", "grammar", "script")
+MERGED = "suffix/recycle"
+"""What hybrid merges unless told otherwise."""
+
+
+def parts(spec: Spec) -> list[str]:
+    """The drafter of a spec; those that it merges."""
+    if spec.name != "hybrid":
+        return [spec.name]
+    return [name.strip() for name in str(spec.options.get("of", MERGED)).split("/") if name.strip()]
+
+
+@dataclass(slots=True)
+class Made:
+    """Drafters of an engine; ``chosen``: those that the controller picks from; ``informed``: whether it estimates its reach."""
+
+    drafters: list[Drafter]
+    chosen: list[str]
+    informed: bool = False
+
+
+class Maker:
+    """Makes the drafters of one engine; each gets a source number of its own."""
+
+    def __init__(self, target: Target, draft: Target | None) -> None:
+        self._target, self._draft = target, draft
+        self._made: list[Drafter] = []
+
+    def all(self, specs: Sequence[Spec]) -> Made:
+        """The drafters that these specs name."""
+        chosen = [self._one(spec).name for spec in specs]
+        informed = len(specs) == 1 and specs[0].name in ("auto", "hybrid")
+        return Made(self._made, chosen, informed)
+
+    def _one(self, spec: Spec) -> Drafter:
+        if spec.name == "auto":
+            inner = self._hybrid(spec.options, MERGED.split("/"))
+            return self._add("grammar", {"inner": inner})
+        if spec.name == "hybrid":
+            return self._hybrid({key: value for key, value in spec.options.items() if key != "of"}, parts(spec))
+        return self._named(spec.name, spec.options)
+
+    def _hybrid(self, options: Mapping[str, Any], names: Sequence[str]) -> Drafter:
+        """``options``: of a part, as ``part.option``; or those of the one part that takes it."""
+        from .drafters.proposed import Proposed
+
+        of = "/".join(names)
+        if not names:
+            raise BadRequest(f"hybrid merges one source or more; name them as in of={MERGED}, or leave it out")
+        for name in names:
+            if name not in DRAFTERS or name in UNMERGED or names.count(name) > 1:
+                able = ", ".join(n for n in DRAFTERS if n not in UNMERGED)
+                raise BadRequest(
+                    f"hybrid cannot merge {of!r}: {name!r} is twice there or no source; of these each once: {able}"
+                )
+        own: dict[str, dict[str, Any]] = {name: {} for name in names}
+        for key, value in options.items():
+            name, dot, option = key.partition(".")
+            if not dot:
+                name, option = names[0], key
+            if name not in own:
+                raise BadRequest(f"hybrid: option {key!r} names no part of {of!r}; write PART.OPTION=VALUE")
+            own[name][option] = value
+        sources: list[Any] = []
+        for name in names:
+            deep = {"depth": own[name].pop("depth")} if name in WHOLE and "depth" in own[name] else {}
+            made = self._named(name, own[name])
+            sources.append(Proposed(made, **deep) if name in WHOLE else made)
+        return self._add("hybrid", {"sources": sources, "paths": self._target.model.traits.paths})
+
+    def _named(self, name: str, options: Mapping[str, Any]) -> Drafter:
+        given = MAKERS.get(name, _plain)(self._target, self._draft, dict(options))
+        return self._add(name, given)
+
+    def _add(self, name: str, options: Mapping[str, Any]) -> Drafter:
+        try:
+            made: Drafter = _import(DRAFTERS[name])(**options, source=len(self._made) + 1)
+        except TypeError as error:
+            raise BadRequest(f"drafter {name!r}: {str(error).split(') ')[-1]}; see its documentation for the options") from None
+        self._made.append(made)
+        return made
+
+
+def _plain(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    return options
+
+
+def _recycle(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    known = target.codec.vocab_size if target.codec is not None else None
+    return {**options, "vocab_size": target.model.traits.vocab_size, "known": known}
+
+
+def _retrieval(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "fingerprint": target.codec.fingerprint if target.codec is not None else None}
+
+
+def _model(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    assert draft is not None
+    _none("model", options)
+    target.codec.compare(draft.codec).require()
+    known = min(target.codec.vocab_size, draft.codec.vocab_size)
+    return {"draft": draft.model, "vocab_size": target.model.traits.vocab_size, "known": known}
+
+
+def _script(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    raise BadRequest("drafter 'script' needs the answers; make a ScriptDrafter in Python and pass it as drafter=")
+
+
+def _grammar(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    _none("grammar", options)
+    return {}
+
+
+MAKERS: dict[str, Callable[[Target, Target | None, dict[str, Any]], dict[str, Any]]] = {
+    "recycle": _recycle,
+    "retrieval": _retrieval,
+    "model": _model,
+    "script": _script,
+    "grammar": _grammar,
+}
+"""Arguments of a drafter's class, from the options that were given."""
+
+
+def _none(name: str, options: Mapping[str, Any]) -> None:
+    if options:
+        raise BadRequest(f"drafter {name!r} takes no option {next(iter(options))!r}; leave it out")
+
+
+def _import(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
