@@ -22,8 +22,8 @@ from typing import Any
 from provenance import write
 
 from surefoot.control.fixed import FixedController
-from surefoot.core.cost import measure
 from surefoot.core.engine import Engine
+from surefoot.core.measure import measure
 from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Need
 from surefoot.core.tree import DraftTree, Forest

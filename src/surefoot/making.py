@@ -19,7 +19,8 @@ DRAFTERS = {
     "suffix": "surefoot.drafters.suffix:SuffixDrafter",
     "recycle": "surefoot.drafters.recycle:RecycleDrafter",
     "retrieval": "surefoot.drafters.retrieval:RetrievalDrafter",
-    "model": "surefoot.drafters.model:ModelDrafter",
+    "lookahead": "surefoot.drafters.lookahead:LookaheadDrafter",
+    "model": "surefoot.drafters.cross:model_drafter",
     "hybrid": "surefoot.drafters.hybrid:HybridDrafter",
     "script": "surefoot.drafters.script:ScriptDrafter",
     "grammar": "surefoot.drafters.grammar:GrammarDrafter",
@@ -113,9 +114,18 @@ def _plain(target: Target, draft: Target | None, options: dict[str, Any]) -> dic
     return options
 
 
+def _suffix(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "vocabulary": target.codec.fingerprint} if "store" in options else options
+
+
 def _recycle(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
     known = target.codec.vocab_size if target.codec is not None else None
     return {**options, "vocab_size": target.model.traits.vocab_size, "known": known}
+
+
+def _lookahead(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    known = target.codec.vocab_size if target.codec is not None else None
+    return {**options, "known": known, "paths": target.model.traits.paths}
 
 
 def _retrieval(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -123,11 +133,13 @@ def _retrieval(target: Target, draft: Target | None, options: dict[str, Any]) ->
 
 
 def _model(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    from .text.crossing import cross
+
     assert draft is not None
+    found = cross(target.codec, draft.codec, options.pop("vocab", "auto")).require().told()
     _none("model", options)
-    target.codec.compare(draft.codec).require()
     known = min(target.codec.vocab_size, draft.codec.vocab_size)
-    return {"draft": draft.model, "vocab_size": target.model.traits.vocab_size, "known": known}
+    return {"draft": draft.model, "vocab_size": target.model.traits.vocab_size, "known": known, "bridge": found.bridge}
 
 
 def _script(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
@@ -140,7 +152,9 @@ def _grammar(target: Target, draft: Target | None, options: dict[str, Any]) -> d
 
 
 MAKERS: dict[str, Callable[[Target, Target | None, dict[str, Any]], dict[str, Any]]] = {
+    "suffix": _suffix,
     "recycle": _recycle,
+    "lookahead": _lookahead,
     "retrieval": _retrieval,
     "model": _model,
     "script": _script,

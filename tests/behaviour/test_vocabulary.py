@@ -87,12 +87,12 @@ def test_L67_padded_embeddings_of_real_models(real, rows, k):
 
 
 @pytest.mark.parametrize("swap", [[(0, 255)], [(7, 9)], [(254, 255)], [(i, 255 - i) for i in range(128)]])
-def test_L68_another_tokenizer_is_refused_before_generation(swap):
+def test_L68_another_tokenizer_is_refused_before_generation_if_equal_ids_are_asked_for(swap):
     ours, draft = target(), target(own=codec(swap))
     first = min(min(pair) for pair in swap)
     said = f"{2 * len(swap)} ids differ, the first is {first}: {ours.codec.table[first]!r} against {draft.codec.table[first]!r}"
     with pytest.raises(VocabMismatch) as error:
-        drafting(4, ours, draft)
+        loader.assemble(ours, "model:vocab=equal", draft, "fixed", 4)
     assert said in str(error.value)
     assert "use a draft model of the target's family" in str(error.value)
     assert "\n" not in str(error.value)
@@ -359,7 +359,7 @@ def test_L71_the_draft_is_opened_by_the_reference_given(tmp_path: Path, monkeypa
         return target(own=Codec.load(Path(ref)))
 
     monkeypatch.setattr(loader, "open_target", open_target)
-    with pytest.raises(SurefootError):  # for the ids that differ, or for an option that is not known
+    with pytest.raises(VocabMismatch, match="2 ids differ"):
         loader.load(paths["target"], "model:vocab=equal", draft_model=paths["draft"])
     assert opened == [paths["target"], paths["draft"]]
 

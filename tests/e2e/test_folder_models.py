@@ -113,9 +113,15 @@ def test_a_draft_model_changes_nothing(folders: dict[str, Path], backend: str, d
     fast.close()
 
 
-def test_another_vocabulary_is_refused_by_name(folders: dict[str, Path]) -> None:
+def test_another_vocabulary_is_told_or_refused_by_name(folders: dict[str, Path]) -> None:
     with pytest.raises(surefoot.VocabMismatch, match="ids"):
-        surefoot.load(folders["target"], "model", draft_model=folders["other"])
+        surefoot.load(folders["target"], "model:vocab=equal", draft_model=folders["other"])
+    plain = surefoot.load(folders["target"], "none").generate("the cat", max_tokens=12)
+    with pytest.warns(RuntimeWarning, match="ids"):
+        engine = surefoot.load(folders["target"], "model", draft_model=folders["other"], controller="fixed")
+    drafted = engine.generate("the cat", max_tokens=12)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.draft_tokens
 
 
 def test_auto_takes_the_cpu_backend(folders: dict[str, Path]) -> None:

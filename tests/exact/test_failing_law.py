@@ -27,6 +27,7 @@ DEAD = {
     "first": [(1, 2)],
     "second": [(1, 0, 1), (1, 1, 0)],
     "many": [(2,), (0, 0)],
+    "every draft": [(1, 0), (1, 1), (1, 2)],
     "last": [(1, 0, 0, 2)],
     "from the start": [(1,)],
 }
@@ -133,27 +134,27 @@ def test_a_stop_token_before_the_failure_wins(shape, rule):
     assert distance(outcomes(params, *SHAPES[shape]()), wanted(params, DEAD["many"])) <= TOLERANCE
 
 
-_TEST = "if not path or noise.accept(mass, here - 1, ACCEPT, turn, node):"
+_LEAF = "below = []"
 
 
 @pytest.mark.parametrize("shape", ["q-chain", "q-tree"])
 @pytest.mark.parametrize(
     "new",
     [
-        pytest.param("if True:", id="always-fails"),
-        pytest.param("if not path:", id="never-fails"),
-        pytest.param("if not path or noise.accept(1.0 - mass, here - 1, ACCEPT, turn, node):", id="fails-when-refused"),
+        pytest.param("raise", id="always-fails"),
+        pytest.param("return None", id="never-fails"),
+        pytest.param("below, mass = [], mass * mass", id="fails-with-another-mass"),
     ],
 )
 def test_wrong_failures_are_caught(monkeypatch, shape, new):
     source = textwrap.dedent(inspect.getsource(traversal.traversal))
-    assert source.count(_TEST) == 1, "the mutant no longer fits traversal(): bring it up to date"
+    assert source.count(_LEAF) == 1, "the mutant no longer fits traversal(): bring it up to date"
     scope = dict(vars(traversal))
-    exec(source.replace(_TEST, new), scope)
+    exec(source.replace(_LEAF, new), scope)
     monkeypatch.setattr(verify, "traversal", scope["traversal"])
-    params = options("many", Empty, "traversal")
+    params = options("every draft", Empty, "traversal")
     try:
-        found = distance(outcomes(params, *SHAPES[shape]()), wanted(params, DEAD["many"]))
+        found = distance(outcomes(params, *SHAPES[shape]()), wanted(params, DEAD["every draft"]))
     except AssertionError:  # even the root was refused
         found = 1.0
     assert found > CAUGHT

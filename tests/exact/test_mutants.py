@@ -109,7 +109,7 @@ def test_siblings_need_the_law_that_is_left(mutate, rule, old, new):
     "rule, old, new",
     [
         ("ratio", "current = residual(current, q)", "current = residual(current, without(q, x))"),
-        ("traversal", "(mass * current - left)", "(mass * current - without(left, x))"),
+        ("traversal", ".sub_(left)", ".sub_(without(left, x))"),
     ],
 )
 def test_the_residual_takes_the_law_before_the_draw(mutate, rule, old, new):
@@ -124,25 +124,25 @@ def test_independent_siblings_keep_the_whole_law(mutate, rule):
 
 
 _ACCEPT = "        if path and not noise.accept(mass, here - 1, ACCEPT, turn, node):\n            return None\n"
-_CHILDREN = "        left = laws[node]"
-_UPDATE = "mass = total / (total + (1.0 - mass))"
+_BEGIN = "        below, current = children[node], None\n"
 
 
 @pytest.mark.parametrize("make", [chains, trees])
 @pytest.mark.parametrize(
     "pieces",
     [
-        pytest.param(("(mass * current - left)", "(current - left)"), id="residual-without-mass"),
-        pytest.param(("(mass * current - left).clamp_min_(0.0)", "(mass * current - left).abs_()"), id="absolute-residual"),
-        pytest.param((_UPDATE, "pass"), id="mass-not-updated"),
-        pytest.param((_UPDATE, "mass = total"), id="mass-not-normalised"),
-        pytest.param((_UPDATE, "mass = total / (total + 1.0)"), id="refused-mass-left-out"),
-        pytest.param(("current = rest.div_(total)", "pass"), id="law-not-updated"),
-        pytest.param((_ACCEPT, "", _CHILDREN, _ACCEPT + _CHILDREN), id="accepted-before-the-children"),
-        pytest.param(("mass * float(current[x]) / claimed", "float(current[x]) / claimed"), id="child-without-the-mass"),
-        pytest.param(("min(1.0, mass * float(current[x]) / claimed)", "mass * float(current[x])"), id="point-rule"),
+        pytest.param(("(share * current).sub_", "(share / mass * current).sub_"), id="residual-without-mass"),
+        pytest.param((".clamp_min_(0.0)", ".abs_()"), id="absolute-residual"),
+        pytest.param(("mass = total * share", "pass"), id="mass-not-updated"),
+        pytest.param(("mass = total * share", "mass = total"), id="mass-not-normalised"),
+        pytest.param(("total + (1.0 - mass)", "total + 1.0"), id="refused-mass-left-out"),
+        pytest.param(("current, share = rest, ", "share = "), id="law-not-updated"),
+        pytest.param((_ACCEPT, "", _BEGIN, _ACCEPT + _BEGIN), id="accepted-before-the-children"),
+        pytest.param(("min(1.0, share *", "min(1.0, share / mass *"), id="child-without-the-mass"),
+        pytest.param(("min(1.0, share * float(current[x]) / claimed)", "share * float(current[x])"), id="point-rule"),
         pytest.param(("noise.categorical(current,", "noise.categorical(p[node],"), id="token-from-p"),
         pytest.param(("current = p[node]", "current = p[0]"), id="law-of-another-node"),
+        pytest.param(("draw(p, node,", "draw(p, 0,"), id="last-token-from-another-node"),
     ],
 )
 def test_wrong_traversals(mutate, make, pieces):
@@ -155,7 +155,7 @@ def test_wrong_traversals(mutate, make, pieces):
 
 
 def test_a_child_of_mass_above_one(mutate):
-    mutate("traversal", "min(1.0, mass * float(current[x]) / claimed)", "mass * float(current[x]) / claimed")
+    mutate("traversal", "min(1.0, share * float(current[x]) / claimed)", "share * float(current[x]) / claimed")
     assert gap(chains(), by("traversal")) > CAUGHT
 
 
@@ -234,11 +234,7 @@ def test_q_of_another_temperature():
 
 def test_bonus_token_from_the_wrong_node(mutate):
     """The token after a wholly accepted draft must come from the law at its last node."""
-    mutate(
-        "ratio",
-        "return Verdict(tuple(path), noise.categorical(current",
-        "return Verdict(tuple(path), noise.categorical(current if children else p[0]",
-    )
+    mutate("ratio", "draw(p, node,", "draw(p, 0,")
     assert gap(chains(), PARAMS) > CAUGHT
 
 

@@ -159,8 +159,8 @@ def test_wrong_ratio_rules_are_caught(monkeypatch, name, old, new):
 @pytest.mark.parametrize(
     "old, new",
     [
-        ("current = rest.div_(total)", "pass"),
-        ("mass * float(current[x]) / claimed", "float(current[x]) / claimed"),
+        ("current, share = rest, ", "share = "),
+        ("min(1.0, share *", "min(1.0, share / mass *"),
         ("if path and not noise.accept(mass, here - 1, ACCEPT, turn, node):", "if path and mass < 0.5:"),
     ],
     ids=["residual-not-subtracted", "mass-not-carried-on", "accepts-the-likely"],

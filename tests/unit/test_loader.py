@@ -13,12 +13,13 @@ from toys import ToyCodec, counter
 import surefoot
 from surefoot import drafter_spec, loader
 from surefoot.control.breaker import Breaker
+from surefoot.control.fixed import FixedController
 from surefoot.control.goodput import GoodputController
 from surefoot.control.marginal import MarginalController
-from surefoot.control.fixed import FixedController
 from surefoot.core.cost import CostModel
 from surefoot.drafters.script import ScriptDrafter
 from surefoot.errors import BadRequest
+from surefoot.text.vocab import VocabReport
 
 
 class Loaded(Exception):
@@ -87,7 +88,7 @@ class Letters(ToyCodec):
     """A tokenizer that goes with any of its kind."""
 
     def compare(self, other: Any) -> Any:
-        return SimpleNamespace(require=lambda: None)
+        return VocabReport(True, 0, None, (16, 16), (0, 0), (None, None))
 
 
 def target(**traits: Any) -> Any:

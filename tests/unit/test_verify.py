@@ -148,19 +148,23 @@ def test_traversal_tests_the_deepest_node_first():
     assert traversal(DraftTree.chain([2, 0, 1], q), p, noise, 7, 3).path == ()
     assert [a[:3] for a in noise.asked] == [(8, ACCEPT, 3), (7, RESIDUAL, 3)]
     assert noise.asked[0][3:] == (2, 0.625)
-    assert noise.asked[1][3] == pytest.approx([0, 0.25, 0.75])
+    assert noise.asked[1][3] == pytest.approx([0, 0.1, 0.3])
 
 
 def test_traversal_asks_each_node_by_its_own_number():
     """A leaf, its sibling's child, the sibling, in this order; the tests of one position must not share a number."""
-    q = torch.tensor([[0.5, 0.5, 0], [0.5, 0.5, 0]], dtype=torch.float64)
-    p = torch.tensor([[0.2, 0.1, 0.7]] + [[0.3, 0.3, 0.4]] * 3, dtype=torch.float64)
-    noise = Told(False, False, 2)
-    assert traversal(tree([0, 0, 1, 0], [-1, 0, 0, 2], q), p, noise, 4, 9) == verify(
-        tree([0, 0, 1, 0], [-1, 0, 0, 2], q), p, Told(False, False, 2), "block", 4, 9
-    )
-    assert [a[:4] for a in noise.asked[:1]] == [(4, ACCEPT, 9, 1)]
-    assert noise.asked[-1] == (4, RESIDUAL, 9, [0, 0, 1])
+    q = torch.tensor([[0.5, 0.4, 0.1], [0.5, 0.5, 0]], dtype=torch.float64)
+    p = torch.tensor([[0.2, 0.6, 0.2]] + [[0.3, 0.3, 0.4]] * 3, dtype=torch.float64)
+    noise = Told(False, False, True, 2)
+    verdict = traversal(tree([0, 0, 1, 0], [-1, 0, 0, 2], q), p, noise, 4, 9)
+    assert (verdict.path, verdict.token) == ((2,), 2)
+    assert noise.asked[:3] == [
+        (4, ACCEPT, 9, 1, 0.4),
+        (5, ACCEPT, 9, 3, 0.5),  # 5/6 of its parent, times 0.3 / 0.5
+        (4, ACCEPT, 9, 2, round(2 / 3, 6)),  # Z = 1/3 is left of 5/6: 1/3 / (1/3 + 1/6)
+    ]
+    assert noise.asked[3][:3] == (5, RESIDUAL, 9)
+    assert noise.asked[3][3] == pytest.approx([0, 0, 1 / 3])
 
 
 def test_nodes_without_mass_are_never_looked_at():

@@ -56,13 +56,14 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "--drafter",
         default="auto",
         metavar="NAME[:K=V,…]",
-        help="auto (default), none, ngram, suffix, model or grammar, e.g. ngram:max_n=3,k=5, or several: ngram+model",
+        help="auto (default: hybrid, and what a grammar forces), none, hybrid, ngram, suffix, recycle, lookahead, retrieval, "
+        "model, layer_skip, quantized or grammar, e.g. ngram:max_n=3,k=5, or several: ngram+model",
     )
     group.add_argument(
         "--controller",
         default="auto",
         metavar="NAME",
-        help="auto (by measured cost, default), fixed, window, goodput, confidence, thompson, bandit, breaker (fixed, guarded)",
+        help="auto (by measured cost, default), fixed, window, goodput, marginal, confidence, thompson, bandit, breaker (fixed, guarded)",
     )
     group.add_argument(
         "--num-speculative-tokens",

@@ -19,7 +19,7 @@ from .noise import Noise
 from .params import SamplingParams
 from .parts import Assembler
 from .pool import Pool
-from .protocols import Controller, Costs, Drafter, Need, TargetModel
+from .protocols import Closes, Controller, Costs, Drafter, Need, TargetModel
 from .request import Piece, Row
 from .settle import Settler
 from .tree import PENDING, Forest
@@ -254,10 +254,13 @@ class Engine:
             self._pool.end(rows)
 
     def close(self) -> None:
-        """End all requests and give back their cache."""
+        """End all requests, give back their cache, and let drafters put away what they keep beyond the process."""
         for row in self.rows:
             self.abort(row)
         self._pool.clear()
+        for drafter in self.drafters.values():
+            if isinstance(drafter, Closes):
+                drafter.close()
 
     def _tokens(self, prompt: Prompt) -> list[int]:
         if self.codec is not None:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from .noise import ACCEPT, RESIDUAL, Noise
-from .protocols import Array, PerNode, Verdict
+from .protocols import Array, PerNode, Verdict, draw
 from .traversal import undrawable
 from .tree import DraftTree, children_of
 
@@ -30,11 +30,10 @@ def kseq(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int, turn
     node = 0
     while True:
         here = position + len(path)
-        current = p[node]
         drawn = children[node]
         if not drawn:
-            return Verdict(tuple(path), noise.categorical(current, here, RESIDUAL, turn))
-        target, q = (x.detach().cpu().double().numpy() for x in (current, laws[node]))
+            return Verdict(tuple(path), draw(p, node, noise, here, RESIDUAL, turn))
+        target, q = (x.detach().cpu().double().numpy() for x in (p[node], laws[node]))
         rho = solve(target, q, len(drawn))
         for index, child in enumerate(drawn):
             x = tokens[child]

@@ -182,6 +182,13 @@ class PerNode(Protocol):
     def draw(self, node: int, noise: Noise, position: int, lane: int, turn: int = 0) -> int: ...
 
 
+def draw(p: PerNode | Tensor, node: int, noise: Noise, position: int, lane: int, turn: int) -> int:
+    """A token drawn from the law at a node; ``p`` may be all laws [N, V]."""
+    if isinstance(p, Tensor):
+        return noise.categorical(p[node], position, lane, turn)
+    return p.draw(node, noise, position, lane, turn)
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Outcome of verification: accepted nodes from the root downwards (root excluded), and the target's own token."""
@@ -229,6 +236,15 @@ class Drafter(Protocol):
 
     def forget(self, rows: Sequence[Row]) -> None:
         """The rows ended; drop their state."""
+        ...
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """A drafter that keeps something beyond the process, or holds something that it can give back."""
+
+    def close(self) -> None:
+        """Put it away. The drafter stays usable."""
         ...
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..errors import BadDraft, BadRequest
 from .noise import ACCEPT, RESIDUAL, Noise
-from .protocols import PerNode, Verdict
+from .protocols import PerNode, Verdict, draw
 from .tree import DraftTree, children_of
 
 
@@ -32,34 +32,37 @@ def traversal(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int,
         if mass <= 0.0:
             return None
         here = position + len(path)
-        try:
-            current = p[node]
-        except BadRequest:
-            # plain decoding would say this token and fail after it: a leaf, whose next token is the failure
-            if not path or noise.accept(mass, here - 1, ACCEPT, turn, node):
-                raise
-            return None
-        left = laws[node].to(current) if children[node] else current
-        for nth, child in enumerate(children[node]):
-            x = tokens[child]
-            if nth and not tree.independent:
-                left = without(left, tokens[children[node][nth - 1]])
-            claimed = float(left[x])
-            if claimed <= 0.0:
-                raise undrawable(x)
-            found = go(child, min(1.0, mass * float(current[x]) / claimed), (*path, child))
-            if found is not None:
-                return found
-            rest = (mass * current - left).clamp_min_(0.0)
-            total = float(rest.sum())
-            if total > 0.0:
-                current = rest.div_(total)
-                mass = total / (total + (1.0 - mass))
-            elif mass < 1.0:
-                return None
-            # else the refusal had probability 0, but for rounding, and the law stays
+        below, current = children[node], None
+        if below:
+            try:
+                current = p[node]
+            except BadRequest:
+                below = []  # plain decoding would say this token and fail after it: a leaf, whose next token is the failure
+        if current is not None:
+            left = laws[node].to(current)
+            share = mass  # a P is share * current: nothing is divided before it is needed
+            for nth, child in enumerate(below):
+                x = tokens[child]
+                if nth and not tree.independent:
+                    left = without(left, tokens[below[nth - 1]])
+                claimed = float(left[x])
+                if claimed <= 0.0:
+                    raise undrawable(x)
+                found = go(child, min(1.0, share * float(current[x]) / claimed), (*path, child))
+                if found is not None:
+                    return found
+                rest = (share * current).sub_(left).clamp_min_(0.0)
+                total = float(rest.sum())
+                if total > 0.0:
+                    current, share = rest, 1.0 / (total + (1.0 - mass))
+                    mass = total * share
+                elif mass < 1.0:
+                    return None
+                # else the refusal had probability 0, but for rounding, and the law stays
         if path and not noise.accept(mass, here - 1, ACCEPT, turn, node):
             return None
+        if current is None:
+            return Verdict(path, draw(p, node, noise, here, RESIDUAL, turn))
         return Verdict(path, noise.categorical(current, here, RESIDUAL, turn))
 
     found = go(0, 1.0, ())

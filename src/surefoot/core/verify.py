@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .kseq import kseq
 from .noise import ACCEPT, RESIDUAL, TARGET, Noise
-from .protocols import PerNode, Verdict
+from .protocols import PerNode, Verdict, draw
 from .traversal import traversal, undrawable, without
 from .tree import DraftTree, children_of
 
@@ -57,7 +57,7 @@ def greedy(tree: DraftTree, best: Choices) -> Verdict:
 
 def coupled(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int) -> Verdict:
     """``p`` [N, V]; the token at ``position + depth`` is argmax(log p + Gumbel[seed, position + depth])."""
-    return walk(tree, lambda node, depth: _draw(p, node, noise, position + depth, 0))
+    return walk(tree, lambda node, depth: draw(p, node, noise, position + depth, TARGET, 0))
 
 
 def ratio(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int, turn: int) -> Verdict:
@@ -69,9 +69,11 @@ def ratio(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int, tur
     node = 0
     while True:
         here = position + len(path)
-        current = p[node]
         children = children_at[node]
-        q = laws[node].to(current) if children else current
+        if not children:
+            return Verdict(tuple(path), draw(p, node, noise, here, RESIDUAL, turn))
+        current = p[node]
+        q = laws[node].to(current)
         for index, child in enumerate(children):
             x = tokens[child]
             if index and not tree.independent:
@@ -86,12 +88,6 @@ def ratio(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int, tur
             return Verdict(tuple(path), noise.categorical(current, here, RESIDUAL, turn))
         path.append(child)
         node = child
-
-
-def _draw(p: PerNode | Tensor, node: int, noise: Noise, position: int, turn: int) -> int:
-    if isinstance(p, Tensor):
-        return noise.categorical(p[node], position, TARGET, turn)
-    return p.draw(node, noise, position, TARGET, turn)
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
@@ -120,7 +116,7 @@ def verify(tree: DraftTree, p: PerNode | Tensor, noise: Noise, rule: str, positi
     if rule == "coupled":
         return coupled(tree, p, noise, position)
     if tree.q is None:
-        return walk(tree, lambda node, depth: _draw(p, node, noise, position + depth, turn))
+        return walk(tree, lambda node, depth: draw(p, node, noise, position + depth, TARGET, turn))
     if rule in ("block", "traversal"):
         return traversal(tree, p, noise, position, turn)
     if rule == "kseq" and tree.independent:

@@ -102,14 +102,17 @@ class RecycleDrafter:
         for b, (row, verdict) in enumerate(zip(rows, verdicts, strict=True)):
             root, size, lo = forest.roots[b], forest.sizes[b], forest.begins[b]
             if verdict is not None:
-                tokens = forest.tokens[lo + root : lo + size].tolist()
-                parents = forest.parents[lo + root : lo + size].tolist()
+                # of a prompt that is scored whole, only the last token is followed by what the verdict says
+                whole = row.prompt_logprobs is not None and len(row.tokens) == row.n_prompt + 1
+                first = size - 1 if whole else root
+                tokens = forest.tokens[lo + first : lo + size].tolist()
+                parents = forest.parents[lo + first : lo + size].tolist()
                 # the row has grown by what was kept; where it ended, how much that was is not worth finding out
                 at = -1 if row.done else len(row.tokens) - len(verdict.path) - 3
                 for node in self._worth(verdict, len(tokens)):
-                    above = parents[node] - root
+                    above = parents[node] - first
                     before = tokens[above] if node else row.tokens[at] if at >= 0 else -1
-                    picked.append(begin + node)
+                    picked.append(begin + first - root + node)
                     keys.append((before, tokens[node]))
             begin += size - root
         if picked:

@@ -43,10 +43,10 @@ def find_skips(
     target: TargetModel,
     prompts: Sequence[Sequence[int]],
     *,
-    method: str = "swift",
+    method: str = "clasp",
     ratio: float = 0.45,
     tokens: int = 50,
-    max_evaluations: int = 200,
+    max_evaluations: int = 100,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> Found:
