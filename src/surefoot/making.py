@@ -25,10 +25,12 @@ DRAFTERS = {
     "script": "surefoot.drafters.script:ScriptDrafter",
     "grammar": "surefoot.drafters.grammar:GrammarDrafter",
 }
-WHOLE = ("model",)
+WHOLE = ("model", "ngram")
 """Drafters that hybrid asks for whole drafts."""
 UNMERGED = ("hybrid", "grammar", "script")
-MERGED = "suffix/recycle"
+GIVEN = ("vocab_size", "known", "paths", "fingerprint", "vocabulary", "source")
+"""Arguments of drafters that the target decides; they are no options."""
+MERGED = "suffix/recycle/lookahead"
 """What hybrid merges unless told otherwise."""
 
 
@@ -70,7 +72,7 @@ class Maker:
         return self._named(spec.name, spec.options)
 
     def _hybrid(self, options: Mapping[str, Any], names: Sequence[str]) -> Drafter:
-        """``options``: of a part, as ``part.option``; or those of the one part that takes it."""
+        """``options``: of a part, as ``part.option``; without a name those of the first part."""
         from .drafters.proposed import Proposed
 
         of = "/".join(names)
@@ -98,6 +100,7 @@ class Maker:
         return self._add("hybrid", {"sources": sources, "paths": self._target.model.traits.paths})
 
     def _named(self, name: str, options: Mapping[str, Any]) -> Drafter:
+        _none(name, {key: value for key, value in options.items() if key in GIVEN})
         given = MAKERS.get(name, _plain)(self._target, self._draft, dict(options))
         return self._add(name, given)
 

@@ -133,10 +133,10 @@ _BEGIN = "        below, current = children[node], None\n"
     [
         pytest.param(("(share * current).sub_", "(share / mass * current).sub_"), id="residual-without-mass"),
         pytest.param((".clamp_min_(0.0)", ".abs_()"), id="absolute-residual"),
-        pytest.param(("mass = total * share", "pass"), id="mass-not-updated"),
-        pytest.param(("mass = total * share", "mass = total"), id="mass-not-normalised"),
+        pytest.param((", mass = rest, 1.0 / whole, total / whole", " = rest, 1.0 / whole"), id="mass-not-updated"),
+        pytest.param(("total / whole", "total"), id="mass-not-normalised"),
         pytest.param(("total + (1.0 - mass)", "total + 1.0"), id="refused-mass-left-out"),
-        pytest.param(("current, share = rest, ", "share = "), id="law-not-updated"),
+        pytest.param(("current, share, mass = rest, ", "share, mass = "), id="law-not-updated"),
         pytest.param((_ACCEPT, "", _BEGIN, _ACCEPT + _BEGIN), id="accepted-before-the-children"),
         pytest.param(("min(1.0, share *", "min(1.0, share / mass *"), id="child-without-the-mass"),
         pytest.param(("min(1.0, share * float(current[x]) / claimed)", "share * float(current[x])"), id="point-rule"),

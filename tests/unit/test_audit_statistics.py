@@ -159,7 +159,7 @@ def test_wrong_ratio_rules_are_caught(monkeypatch, name, old, new):
 @pytest.mark.parametrize(
     "old, new",
     [
-        ("current, share = rest, ", "share = "),
+        ("current, share, mass = rest, ", "share, mass = "),
         ("min(1.0, share *", "min(1.0, share / mass *"),
         ("if path and not noise.accept(mass, here - 1, ACCEPT, turn, node):", "if path and mass < 0.5:"),
     ],

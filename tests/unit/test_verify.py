@@ -179,6 +179,14 @@ def test_nodes_without_mass_are_never_looked_at():
         assert len(asked.nodes) == len(set(asked.nodes))
 
 
+def test_the_law_of_a_refused_leaf_is_not_computed():
+    q, p = torch.tensor([[0.9, 0.1]]), torch.tensor([[0.5, 0.5], [0.5, 0.5]])
+    for kept, nodes in ((False, [0]), (True, [0, 1])):
+        asked = Asked(p)
+        traversal(DraftTree.chain([1, 0], q), asked, Told(kept, 1), 0, 0)
+        assert asked.nodes == nodes
+
+
 def test_a_failure_below_a_refused_node_is_not_reached():
     q = torch.full((2, 2), 0.5, dtype=torch.float64)
     p = torch.tensor([[0.25, 0.75], [0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
@@ -192,13 +200,42 @@ def test_a_failure_below_a_refused_node_is_not_reached():
         traversal(chain, Asked(p, fail=[0]), Told(), 3, 0)
 
 
-@pytest.mark.parametrize("tiny", [1e-17, 1.5e-16, 1e-300])
-def test_a_residual_near_nothing_leaves_a_mass_of_one_alone(tiny):
+@pytest.mark.parametrize(
+    "tiny, dtype", [(1e-17, torch.float64), (1.5e-16, torch.float64), (1e-310, torch.float64), (1e-42, torch.float32)]
+)
+def test_a_residual_near_nothing_leaves_a_mass_of_one_alone(tiny, dtype):
     """p exceeds q in one token, by less than 1 can tell: refused or not, something must be said."""
-    q = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)
-    p = torch.tensor([[0.5, 0.25, tiny], [1.0, 0, 0]], dtype=torch.float64)
+    q = torch.tensor([[0.5, 0.5, 0.0]], dtype=dtype)
+    p = torch.tensor([[0.5, 0.25, tiny], [1.0, 0, 0]], dtype=dtype)
+    twice = tree([0, 1, 0], [-1, 0, 0], q)
+    assert float(p[0, traversal(twice, p[[0, 1, 1]], Refusing(), 0, 0).token]) > 0
     verdict = traversal(DraftTree.chain([0, 1], q), p, Told(False, 2), 0, 0)
     assert (verdict.path, verdict.token) == ((), 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_root_is_never_refused(dtype):
+    """A mass of 1 stays 1 to the last bit, whatever is refused: all tokens are drafted here, so one of them is kept."""
+    rng = torch.Generator().manual_seed(5)
+    for seed in range(300):
+        p, q = (torch.softmax(2 * torch.randn(4, 3, generator=rng, dtype=dtype), -1) for _ in "pq")
+        noise = SplitMix(seed)
+        left = q[0].clone()
+        drafted = []
+        for _ in range(3):
+            drafted.append(noise.categorical(left, 0, 3))
+            left[drafted[-1]] = 0.0
+        traversal(tree([0, *drafted], [-1, 0, 0, 0], q[:1]), p, Refusing(), 0, 0)
+
+
+class Refusing:
+    """Accepts what is certain, and nothing else."""
+
+    def accept(self, probability, position, lane, turn=0, index=0):
+        return probability >= 1.0
+
+    def categorical(self, weights, position, lane, turn=0, ids=None):
+        return int(weights.argmax())
 
 
 @pytest.mark.parametrize("rule", FRESH)

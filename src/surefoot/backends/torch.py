@@ -193,7 +193,7 @@ class TorchModel:
             max_rows=max_rows or 2 * self.max_rows,
             max_nodes=traits.max_nodes,
             max_context=traits.max_context,
-            trees=False,
+            trees=traits.tree,
             static=self._static,
             width_step=width_step,
             context_step=context_step,

@@ -226,13 +226,15 @@ class Engine:
         prefill = sum(p.prefill for p in parts)
         work = scores.work or forest.nodes
         costs = Costs(drafting, after - before, seconds - drafting - (after - before), work, prefill, context)
+        done = [(p, o.verdict) for p, o in zip(parts, outcomes, strict=True) if o.verdict is not None]
+        if self.controller is not None and done:
+            self.controller.learn([p.row for p, _ in done], [p.tree for p, _ in done], [v for _, v in done], costs)
+            learning = self.clock() - start - seconds
+            seconds, costs = seconds + learning, replace(costs, other=costs.other + learning)
         for part, outcome in zip(parts, outcomes, strict=True):
             part.row.stats.add_time(costs, prefill=part.prefill > 0)
             if outcome.trace is not None:
                 part.row.stats.add_trace(replace(outcome.trace, seconds=seconds))
-        done = [(p, o.verdict) for p, o in zip(parts, outcomes, strict=True) if o.verdict is not None]
-        if self.controller is not None and done:
-            self.controller.learn([p.row for p, _ in done], [p.tree for p, _ in done], [v for _, v in done], costs)
         self._retire([p.row for p in parts if p.row.done])
         return [p.row for p, _ in done]
 

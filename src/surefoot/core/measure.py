@@ -62,15 +62,15 @@ def _switch(
     repeats: int,
     clock: Callable[[], float],
 ) -> float:
-    """Seconds that it adds to a pass to be of another size of the pair than the one before: every second pass is."""
-    taken: dict[int, list[float]] = {}
-    small, big = pair[0], pair[1]
-    turns = [small, small, big, big] * _BURST
-    for work, seconds in _passes(target, turns * (repeats + 1), context, clock):
-        taken.setdefault(work, []).append(seconds)
+    """Seconds that it adds to a pass to be of another size of the pair than the one before.
+
+    Each size runs twice in turn. What going to it costs may show in the second pass as well, so both are counted.
+    """
+    turns = [pair[0], pair[0], pair[1], pair[1]] * _BURST
     own = CostModel(tuple(sorted(same)), tuple(same[w] for w in sorted(same)), context)
-    extra = [2.0 * (second - own(work)) for work, all in taken.items() for second in sorted(all)[: len(all) * 3 // 4]]
-    return max(0.0, statistics.fmean(extra))
+    more = [seconds - own(work) for work, seconds in _passes(target, turns * (repeats + 1), context, clock)]
+    both = [a + b for a, b in zip(more[::2], more[1::2], strict=True)][len(turns) // 2 :]  # the first round warms up
+    return max(0.0, statistics.fmean(sorted(extra)[len(extra) // 4] for extra in (both[::2], both[1::2])))
 
 
 def _times(

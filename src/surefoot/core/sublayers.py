@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -113,7 +113,7 @@ class Trial(Protocol):
 class Skippable(TargetModel, Protocol):
     """A target that can draft for itself with sublayers left out."""
 
-    def without(self, skips: SkipSet, *, kv_tokens: int | None = None, **options: Any) -> TargetModel:
+    def without(self, skips: SkipSet, *, kv_tokens: int | None = None) -> TargetModel:
         """The model without these sublayers, on the same weights, with a cache of its own."""
         ...
 

@@ -20,6 +20,9 @@ from .noise import ACCEPT, RESIDUAL, Noise
 from .protocols import PerNode, Verdict, draw
 from .tree import DraftTree, children_of
 
+_NOTHING = 1e-30
+"""Sums up to here are rounding; what is left of a law is not scaled up from them."""
+
 
 def traversal(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int, turn: int) -> Verdict:
     """``p`` [N, V]; ``position``: that of the first new token; ``turn``: the row's passes so far."""
@@ -53,9 +56,9 @@ def traversal(tree: DraftTree, p: PerNode | Tensor, noise: Noise, position: int,
                     return found
                 rest = (share * current).sub_(left).clamp_min_(0.0)
                 total = float(rest.sum())
-                if total > 0.0:
-                    current, share = rest, 1.0 / (total + (1.0 - mass))
-                    mass = total * share
+                if total > _NOTHING:
+                    whole = total + (1.0 - mass)
+                    current, share, mass = rest, 1.0 / whole, total / whole
                 elif mass < 1.0:
                     return None
                 # else the refusal had probability 0, but for rounding, and the law stays

@@ -25,7 +25,8 @@ def depth_class(reach: float) -> int:
     return 2 + bisect(_REACHES, reach)
 
 
-_BASE = 0.4
+_DEPTHS = (0.8, 0.1, 0.65, 0.65, 0.65, 0.5, 0.05)
+"""Log-odds of the depth classes at first."""
 _FAST, _SLOW, _AFTER = 0.4, 0.03, 12.0
 """The step of a weight: from the first to the second, half way down after so many uses."""
 
@@ -36,7 +37,7 @@ class Calibration:
     def __init__(self, weights: Sequence[Sequence[float]]) -> None:
         # the last two places of each source are those of OTHER and SILENT, which index them
         self._weights = [list(own) for own in weights]
-        self._weights.append([_BASE] * DEPTHS)
+        self._weights.append(list(_DEPTHS))
         self._uses = [[0.0] * len(own) for own in self._weights]
 
     def chance(self, kind: Kind, lean: float = 0.0) -> float:

@@ -47,9 +47,9 @@ class Source(Protocol):
 
     @property
     def weights(self) -> Sequence[float]:
-        """By level: the log-odds that it adds where several sources are asked; and at the end, those of a token that this source
+        """By level: the log-odds that it adds where several sources are asked.
 
-        does not name, while it names others, and while it names none.
+        Two more at the end: of a token that it does not name, while it names others, and while it names none.
         """
         ...
 

@@ -85,7 +85,7 @@ class LookaheadDrafter:
         self._paths = paths
         self.source = source
         self.levels: Sequence[float] = believed(self._n)
-        self.weights: Sequence[float] = weighed(self.levels)
+        self.weights: Sequence[float] = weighed(self._n)
         self._rows: dict[int, _Own] = {}
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:

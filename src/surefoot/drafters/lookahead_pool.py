@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from math import log
 from operator import itemgetter
 
 from .evidence import Candidate
@@ -27,9 +26,11 @@ _BESIDE = (0.0, 0.06, 0.11, 0.11, 0.1)
 As found with SmolLM2-135M on text of eight kinds, greedy, chains of five.
 """
 
-_SHARE = 0.4
-"""Of the log-odds of a source alone: other sources, suffix first of all, speak of the same places."""
-_UNNAMED = (-0.85, 0.0)
+_NAMED_BESIDE = (-1.25, -0.8, -0.3, 0.0)
+_AGREED_BESIDE = (0.0, 1.3, 0.75, 1.1)
+_OTHERS_BESIDE = (0.0, -0.95, -0.6, -0.4)
+"""The same as log-odds beside other sources, suffix first of all, which speak of the same places."""
+_UNNAMED = (-1.25, 0.0)
 """Log-odds of a token where others are named, and where none is."""
 
 SEED = 0.02
@@ -123,9 +124,12 @@ def believed(n: int) -> list[float]:
     return [_NAMED[0], *(table[c] for table in (_NAMED, _AGREED, _BESIDE) for c in lengths)]
 
 
-def weighed(levels: Sequence[float]) -> list[float]:
+def weighed(n: int) -> list[float]:
     """Log-odds of the levels beside other sources, then those of a token that is not named."""
-    return [*(_SHARE * log(chance / (1.0 - chance)) for chance in levels), *_UNNAMED]
+    longest = len(_NAMED_BESIDE) - 1
+    lengths = [min(c, longest) for c in range(1, n)]
+    tables = (_NAMED_BESIDE, _AGREED_BESIDE, _OTHERS_BESIDE)
+    return [_NAMED_BESIDE[0], *(table[c] for table in tables for c in lengths), *_UNNAMED]
 
 
 _CHANCE = itemgetter(2)

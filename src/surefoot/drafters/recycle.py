@@ -35,10 +35,12 @@ _RANKS = 4
 _SINGLE = ((0.25, 0.13, 0.07, 0.02), (0.38, 0.13, 0.05, 0.015), (0.5, 0.1, 0.04, 0.01), (0.65, 0.06, 0.02, 0.008))
 _PAIR = ((0.35, 0.16, 0.08, 0.03), (0.5, 0.14, 0.06, 0.02), (0.66, 0.1, 0.04, 0.01), (0.85, 0.04, 0.015, 0.005))
 _LEVELS = tuple(chance for table in (_SINGLE, _PAIR) for row in table for chance in row)
-_GAINS = (-0.4, -0.3, -0.1, 0.1, 0.3, 0.45, 0.5, 0.65)
-_FALLS = ((0.0, -0.1, -0.4, -0.6), (0.0, -0.8, -1.6, -2.0))
-"""Log-odds beside other sources: by kind and certainty, and by kind and rank."""
-WEIGHTS = (*(_GAINS[i] + fall for i in range(8) for fall in _FALLS[i // 4]), -0.85, 0.0)
+WEIGHTS = (
+    *(0.0, 0.0, -0.2, -0.5, 0.5, -0.5, -1.0, -1.3, 0.85, -0.65, -1.1, -1.4, 0.9, -0.95, -1.2, -1.5),
+    *(-0.1, 0.25, -0.5, -1.0, 0.5, -0.2, -1.1, -1.5, 0.9, -0.75, -1.05, -1.5, 1.4, -1.05, -1.85, -2.0),
+    *(-1.35, 0.0),
+)
+"""Log-odds beside other sources: behind one token and behind two, by certainty and rank."""
 _MIX = 0x9E3779B1
 
 

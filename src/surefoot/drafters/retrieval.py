@@ -13,6 +13,7 @@ import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from heapq import heappop, heappush
+from math import log
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +58,8 @@ LEVELS = (
     *(0.10, 0.30, 0.60, 0.90, 0.97),
 )
 """By bin of length and of share: how often such candidates were right there."""
+WEIGHTS = (*(log(level / (1.0 - level)) - 0.5 for level in LEVELS), -0.5, 0.0)
+"""Log-odds beside other sources."""
 
 _Hits = list[tuple[int, float, int]]
 """Places, their masses and the lengths of their matches, the longest first."""
@@ -72,6 +75,7 @@ class RetrievalDrafter:
     name = "retrieval"
     needs = Need()
     levels: Sequence[float] = LEVELS
+    weights: Sequence[float] = WEIGHTS
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ Inputs of the result: ``input_ids`` [M], ``position_ids`` [M], ``past_lens`` [B]
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ FACTS_FILE = "surefoot.json"
 ROWS = "logit_rows"
 DEFAULT_CONTEXT = 2048
 _SLIDING_INPUT = 10
+Edit = Callable[[ov.Model, Structure], tuple[ov.Model, Structure]]
+"""A change of the paged graph."""
 
 
 @dataclass(frozen=True, slots=True)

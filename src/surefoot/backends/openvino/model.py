@@ -6,7 +6,7 @@ paths (see ``branches``). Which width keeps the logits bitwise equal across pass
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -14,7 +14,6 @@ from pathlib import Path
 from time import perf_counter
 
 import numpy as np
-import openvino as ov
 import torch
 from torch import Tensor
 
@@ -33,7 +32,6 @@ from .pool import BlockPool
 from .pool import Slot as Row
 from .runner import Runner
 from .skip import bypass
-from .structure import Structure
 from .trial import OpenVINOTrial
 
 MAX_NODES = 1024
@@ -69,7 +67,7 @@ class OpenVINOModel:
         report: InvarianceReport | None = None,
         name: str | None = None,
         copies: int | None = None,
-        edit: Callable[[ov.Model, Structure], tuple[ov.Model, Structure]] | None = None,
+        edit: graph.Edit | None = None,
     ) -> None:
         for what, number in (("kv_tokens", kv_tokens), ("threads", threads)):
             if number is not None and number < 1:
@@ -89,10 +87,9 @@ class OpenVINOModel:
         self.window = graph.sliding_window(structure)
         if edit is not None:
             model, structure = edit(model, structure)
-        self._folder, self._threads = Path(folder), threads
         graph.gather_rows(model, structure)
         options = compile_options(self.precision, threads)
-        self._cut, self._taps = cut, taps
+        self._folder, self._threads, self._cut, self._taps = Path(folder), threads, cut, taps
         if cut is None:
             graph.tap(model, structure, taps)
             twice = copies if copies is not None else 1 + (graph.weights(Path(folder)) <= SMALL_WEIGHTS)
@@ -239,6 +236,7 @@ class OpenVINOModel:
             precision=self.precision,
             kv_tokens=kv_tokens or self._pool.capacity,
             threads=self._threads,
+            trees=self.trees,
             name=f"{self._traits.name} without {len(skips)} sublayers",
             edit=partial(bypass, skips=skips),
         )
