@@ -10,7 +10,7 @@ from typing import Any
 from .errors import BadRequest
 
 ALONE = ("auto", "none")
-TREES = ("suffix", "recycle", "retrieval", "lookahead", "model", "ngram", "hybrid", "auto")
+TREES = ("suffix", "recycle", "retrieval", "lookahead", "model", "quantized", "layer_skip", "ngram", "hybrid", "auto")
 """Drafters that branch."""
 
 

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .drafter_spec import Spec
-from .errors import BadRequest
+from .errors import BadRequest, Unsupported
 
 if TYPE_CHECKING:
     from .core.protocols import Drafter
@@ -21,16 +21,18 @@ DRAFTERS = {
     "retrieval": "surefoot.drafters.retrieval:RetrievalDrafter",
     "lookahead": "surefoot.drafters.lookahead:LookaheadDrafter",
     "model": "surefoot.drafters.cross:model_drafter",
+    "layer_skip": "surefoot.skips:layer_skip",
+    "quantized": "surefoot.drafters.model:ModelDrafter",
     "hybrid": "surefoot.drafters.hybrid:HybridDrafter",
     "script": "surefoot.drafters.script:ScriptDrafter",
     "grammar": "surefoot.drafters.grammar:GrammarDrafter",
 }
-WHOLE = ("model", "ngram")
+WHOLE = ("model", "layer_skip", "quantized", "ngram")
 """Drafters that hybrid asks for whole drafts."""
 UNMERGED = ("hybrid", "grammar", "script")
-GIVEN = ("vocab_size", "known", "paths", "fingerprint", "vocabulary", "source")
+GIVEN = ("vocab_size", "known", "paths", "fingerprint", "vocabulary", "target", "prompts", "identity", "source")
 """Arguments of drafters that the target decides; they are no options."""
-MERGED = "suffix/recycle/lookahead"
+MERGED = "suffix/lookahead"
 """What hybrid merges unless told otherwise."""
 
 
@@ -145,6 +147,27 @@ def _model(target: Target, draft: Target | None, options: dict[str, Any]) -> dic
     return {"draft": draft.model, "vocab_size": target.model.traits.vocab_size, "known": known, "bridge": found.bridge}
 
 
+def _layer_skip(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    from .skips import PROMPTS
+
+    if target.codec is None:
+        raise Unsupported("drafter 'layer_skip' needs the model's tokenizer; load the target with surefoot.load")
+    chat = target.codec.has_template
+    prompts = [target.codec.prompt([{"role": "user", "content": text}] if chat else text) for text in PROMPTS]
+    own = {"target": target.model, "prompts": prompts, "identity": target.identity, "known": target.codec.vocab_size}
+    return {**options, **own}
+
+
+def _quantized(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    from .target import quantized
+
+    made = quantized(target, options.pop("bits", None))
+    _none("quantized", options)
+    vocab = target.model.traits.vocab_size
+    known = target.codec.vocab_size if target.codec is not None else None
+    return {"draft": made, "vocab_size": vocab, "known": known, "name": "quantized"}
+
+
 def _script(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
     raise BadRequest("drafter 'script' needs the answers; make a ScriptDrafter in Python and pass it as drafter=")
 
@@ -160,6 +183,8 @@ MAKERS: dict[str, Callable[[Target, Target | None, dict[str, Any]], dict[str, An
     "lookahead": _lookahead,
     "retrieval": _retrieval,
     "model": _model,
+    "layer_skip": _layer_skip,
+    "quantized": _quantized,
     "script": _script,
     "grammar": _grammar,
 }

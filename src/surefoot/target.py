@@ -20,12 +20,18 @@ BACKENDS = ("auto", "openvino", "torch")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A loaded model: the target, its tokenizer, and what was measured of it."""
+    """A loaded model: the target, its tokenizer, and what was measured of it.
+
+    ``folder``: what the backend opened, for drafts made of the same weights. ``identity``: model, backend and numerics.
+    """
 
     model: TargetModel
     codec: Codec
     calibration: Calibration
     path: Path
+    backend: str = ""
+    folder: Path | None = None
+    identity: str | None = None
 
 
 def open_target(
@@ -73,6 +79,7 @@ def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | 
     from .text import Codec
 
     codec = Codec.load(path)
+    folder = path
     target: Any
     if backend == "torch":
         from .backends.torch import TorchModel
@@ -87,15 +94,35 @@ def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | 
 
         # two pools of threads that spin for work on the same cores: a softmax between passes took 50 times as long
         torch.set_num_threads(1)
-        target = OpenVINOModel(_openvino_folder(kind, path, progress), precision=precision, kv_tokens=kv_tokens, name=path.stem)
+        folder = _openvino_folder(kind, path, progress)
+        target = OpenVINOModel(folder, precision=precision, kv_tokens=kv_tokens, name=path.stem)
     traits = target.traits
-    calibration = Calibration(f"{fingerprint(path)}\0{backend}\0{traits.device}\0{traits.dtype}\0{precision}", progress)
+    identity = f"{fingerprint(path)}\0{backend}\0{traits.device}\0{traits.dtype}\0{precision}"
+    calibration = Calibration(identity, progress)
     target.adopt(calibration.report(target.probe))
     if codec.vocab_size > target.traits.vocab_size:
         raise VocabMismatch(
             f"the tokenizer has {codec.vocab_size} tokens, the model {target.traits.vocab_size}; give the model's own tokenizer"
         )
-    return Target(target, codec, calibration, path)
+    return Target(target, codec, calibration, path, backend, folder, identity)
+
+
+def quantized(target: Target, bits: int | None = None) -> TargetModel:
+    """The target's own weights at ``bits`` a weight, as a draft model with a cache of its own; converted ones are kept."""
+    if target.folder is None:
+        raise Unsupported("drafter 'quantized' needs the model's files; load the target with surefoot.load")
+    if target.backend == "torch":
+        from .backends import torch_quantize
+
+        return torch_quantize.quantized_model(str(target.folder), bits=8 if bits is None else bits)
+    from .backends.openvino import quantize
+
+    bits = 4 if bits is None else bits
+    place = converted_dir(target.folder, f"{quantize.VERSION}-{bits}-bits")
+    with building(place) as staging:
+        if staging is not None:
+            quantize.quantize(target.folder, staging / "model", bits)
+    return quantize.OpenVINOModel(place / "model", kv_tokens=quantize.KV_TOKENS, name=f"{target.folder.name}, {bits} bits")
 
 
 def _openvino_folder(kind: str, path: Path, progress: Progress | None) -> Path:

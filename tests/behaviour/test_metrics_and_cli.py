@@ -39,8 +39,8 @@ from surefoot.commands import common
 from surefoot.commands.answer import answer
 from surefoot.commands.report import lines
 from surefoot.control.fixed import FixedController
-from surefoot.core.measure import measure
 from surefoot.core.engine import Engine
+from surefoot.core.measure import measure
 from surefoot.core.params import SamplingParams
 from surefoot.drafters.model import ModelDrafter
 from surefoot.drafters.ngram import NgramDrafter

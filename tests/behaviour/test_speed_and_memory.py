@@ -27,9 +27,9 @@ from surefoot.control.fixed import FixedController
 from surefoot.control.goodput import GoodputController
 from surefoot.control.window import WindowController
 from surefoot.core.cost import CostModel
-from surefoot.core.measure import measure
 from surefoot.core.engine import Engine
 from surefoot.core.law import law
+from surefoot.core.measure import measure
 from surefoot.core.noise import DRAFT, SplitMix
 from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Need

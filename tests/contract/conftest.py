@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,13 +18,17 @@ VOCAB = 53
 
 @dataclass(frozen=True)
 class Backend:
-    """``draft``: a relative of the target that agrees with it now and then. ``lengths``: draft lengths of the grid."""
+    """``draft``: a relative of the target that agrees with it now and then. ``lengths``: draft lengths of the grid.
+
+    ``folder``: for files of its own.
+    """
 
     name: str
     target: TargetModel
     draft: TargetModel
     held: Callable[[TargetModel], int]
     lengths: tuple[int, ...]
+    folder: Path = Path()
 
     @property
     def vocab(self) -> int:
@@ -124,7 +128,8 @@ def backends(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Backen
 
     def get(name: str) -> Backend:
         if name not in made:
-            made[name] = FACTORIES[name](tmp_path_factory.mktemp(name))
+            folder = tmp_path_factory.mktemp(name)
+            made[name] = replace(FACTORIES[name](folder), folder=folder)
         return made[name]
 
     return get

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from behaviour import clock
 from contract.conftest import Backend
-from contract.test_engine_contract import REQUESTS, check, drafter, go, requests
+from contract.test_engine_contract import REQUESTS, check, drafter, drafters, go, requests
 
 from surefoot.control.bandit import BanditController
 from surefoot.control.breaker import Breaker
@@ -17,6 +17,7 @@ from surefoot.control.confidence import ConfidenceController
 from surefoot.control.costs import LiveCosts
 from surefoot.control.fixed import FixedController
 from surefoot.control.goodput import GoodputController
+from surefoot.control.marginal import MarginalController
 from surefoot.control.thompson import ThompsonController
 from surefoot.control.window import WindowController
 from surefoot.core.engine import Engine
@@ -35,6 +36,11 @@ def goodput(names, costs, *, seed, **options):
     return GoodputController(names, costs, **options)
 
 
+def marginal(names, costs, *, seed, **options):
+    """With a few sizes where changing one is dear."""
+    return MarginalController(names, costs, sizes=(3, 8) if costs.change else (), switch=costs.change / 2, **options)
+
+
 MAKERS: dict[str, Callable] = {
     "fixed": lambda names, costs, **options: FixedController(names[0], 5),
     "window": lambda names, costs, **options: WindowController(names[0], 8, 0, 2, window=4, warmup=2),
@@ -48,6 +54,7 @@ MAKERS: dict[str, Callable] = {
     "ucb": BanditController,
     "exp3": lambda *a, **options: BanditController(*a, **options, kind="exp3"),
     "breaker": breaker,
+    "marginal": marginal,
 }
 CHOOSE = ("goodput", "thompson", "thompson-row", "ucb", "exp3", "breaker")
 """Those that take several drafters."""
@@ -102,6 +109,29 @@ def test_of_several_drafters(backend, who):
         [row] = go(engine, [engine.add(prompt, params)])
         check(backend, row)
     engine.close()
+
+
+@pytest.mark.parametrize("backend", [*BACKENDS, "openvino-mask"], indirect=True)
+@pytest.mark.parametrize("change", [0.0, 0.5], ids=["free", "dear"])
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("guarded", [False, True], ids=["bare", "guarded"])
+def test_marginal_cuts_the_drafts_of_hybrid(backend, change, width, guarded):
+    """Drafts whose length follows what was learned, alone and in ragged batches, chains and trees."""
+    several = drafters(backend, "hybrid")
+    costs = LiveCosts(lambda nodes, context: 1.0 + 0.05 * nodes, change=change)
+    inner = marginal(["hybrid"], costs, seed=0, max_draft=6, min_width=backend.target.traits.min_width, width=width)
+    control = Breaker(inner, costs, patience=2, wait=2, probe=2, min_width=inner._min_width) if guarded else inner
+    engine = Engine(backend.target, several, control, chunk=8)
+    rows = go(engine, [engine.add(prompt, params) for prompt, params in requests(backend)])
+    for prompt, params in requests(backend):
+        rows += go(engine, [engine.add(prompt, params)])
+    for row in rows:
+        check(backend, row)
+    assert sum(row.stats.accepted_tokens for row in rows) > 0
+    assert guarded or _held(control) == 0
+    engine.close()
+    for name in ("target", "draft"):
+        assert backend.held(getattr(backend, name)) == 0
 
 
 @pytest.mark.parametrize("backend", ["table-padded"], indirect=True)

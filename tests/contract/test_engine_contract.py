@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 from contract.conftest import FACTORIES, Backend
-from toys import Custom, Truth, fixed, random_trees
+from toys import Custom, Truth, random_trees
 
 from surefoot.control.fixed import FixedController
 from surefoot.control.goodput import GoodputController
@@ -15,16 +17,26 @@ from surefoot.core.engine import Engine
 from surefoot.core.params import SamplingParams
 from surefoot.core.request import Row
 from surefoot.core.verify import FRESH
+from surefoot.drafters.datastore_build import write
+from surefoot.drafters.hybrid import HybridDrafter
+from surefoot.drafters.lookahead import LookaheadDrafter
 from surefoot.drafters.model import ModelDrafter
 from surefoot.drafters.ngram import NgramDrafter
+from surefoot.drafters.proposed import Proposed
+from surefoot.drafters.recycle import RecycleDrafter
+from surefoot.drafters.retrieval import RetrievalDrafter
 from surefoot.drafters.script import ScriptDrafter
 from surefoot.drafters.suffix import SuffixDrafter
 
 LENGTHS = (1, 2, 3, 5, 8, 16)
+SOME = (1, 3, 8)
 DRAFTERS = (
     "oracle", "wrong", "mixed", "oracle-tree", "wrong-tree", "mixed-tree",
     "random-trees", "ngram", "suffix", "suffix-tree", "model", "self",
+    "recycle", "recycle-tree", "hybrid", "hybrid-tree", "lookahead", "lookahead-tree", "retrieval",
 )  # fmt: skip
+LATER = DRAFTERS[DRAFTERS.index("recycle") :]
+"""Drafters without a draft model whose proposals are made by parts that the others have tried: fewer lengths of them."""
 # rows of one batch: prompt length, prompt number, options. With top_k 1 rules that draw anew have one answer only: greedy.
 REQUESTS: tuple[tuple[int, int, dict], ...] = (
     (1, 0, {"max_tokens": 26}),
@@ -44,6 +56,19 @@ def truth(backend: Backend) -> Truth:
     return _truths.setdefault(backend.target.traits.name + str(id(backend.target)), Truth(backend.target, reuse=False))
 
 
+def drafters(backend: Backend, kind: str) -> list:
+    """The drafters of an engine, the one that is planned for last."""
+    if not kind.startswith("hybrid"):
+        return [drafter(backend, kind)]
+    parts = [
+        SuffixDrafter(source=1),
+        RecycleDrafter(backend.vocab, source=2),
+        LookaheadDrafter(source=3),
+        ModelDrafter(backend.draft, backend.vocab, chunk=7, source=4),
+    ]
+    return [*parts, HybridDrafter([*parts[:3], Proposed(parts[3])], paths=backend.target.traits.paths)]
+
+
 def drafter(backend: Backend, kind: str):
     say, vocab = truth(backend), backend.vocab
     if kind.startswith(("oracle", "wrong", "mixed")):
@@ -55,12 +80,33 @@ def drafter(backend: Backend, kind: str):
         return NgramDrafter()
     if kind.startswith("suffix"):
         return SuffixDrafter()
+    if kind.startswith("recycle"):
+        return RecycleDrafter(vocab)
+    if kind.startswith("lookahead"):
+        return LookaheadDrafter(paths=backend.target.traits.paths, window=2 if kind.endswith("tree") else 0)
+    if kind == "retrieval":
+        return RetrievalDrafter(store(backend))
     return ModelDrafter(backend.draft if kind == "model" else backend.target, vocab, chunk=7)
+
+
+def store(backend: Backend) -> Path:
+    """A datastore of what the target has said before, and of noise."""
+    path = backend.folder / "store"
+    if not path.exists():
+        plain = Engine(backend.target, reuse=False)
+        asked = [backend.prompt(n, shift) for n, shift, _ in REQUESTS]
+        said = [[*p, *plain.generate(p, max_tokens=20).token_ids] for p in asked]
+        plain.close()
+        texts = [np.array(text, np.int32) for text in [*said, [3 * i % backend.vocab for i in range(50)]]]
+        write(path, texts, fingerprint="ab" * 32, vocab_size=backend.vocab, model="tiny", folder="texts")
+    return path
 
 
 def engine(backend: Backend, kind: str, k: int, **options) -> Engine:
     tree = kind.endswith(("tree", "trees"))
-    return fixed(backend.target, drafter(backend, kind), k, 3 if tree else 1, 2 * k if tree else k, **options)
+    several = drafters(backend, kind)
+    plans = FixedController(several[-1].name, k, 3 if tree else 1, 2 * k if tree else k)
+    return Engine(backend.target, several, plans, **options)
 
 
 def requests(backend: Backend) -> list[tuple[list[int], SamplingParams]]:
@@ -89,7 +135,12 @@ def backend(request, backends: Callable[[str], Backend]) -> Backend:
 
 
 def grid() -> list:
-    return [pytest.param(name, kind, k, id=f"{name}-{kind}-{k}") for name in FACTORIES for kind in DRAFTERS for k in LENGTHS]
+    return [
+        pytest.param(name, kind, k, id=f"{name}-{kind}-{k}")
+        for name in FACTORIES
+        for kind in DRAFTERS
+        for k in (SOME if kind in LATER else LENGTHS)
+    ]
 
 
 @pytest.mark.parametrize("backend, kind, k", grid(), indirect=["backend"])
@@ -115,7 +166,7 @@ def test_a_ragged_batch_says_what_plain_decoding_says(backend, kind, k):
 
 
 @pytest.mark.parametrize("backend", FACTORIES, indirect=True)
-@pytest.mark.parametrize("kind", ["mixed", "mixed-tree", "suffix-tree", "model"])
+@pytest.mark.parametrize("kind", ["mixed", "mixed-tree", "suffix-tree", "model", "hybrid-tree"])
 def test_first_a_then_b_then_a_again(backend, kind):
     e = engine(backend, kind, 4)
     both = requests(backend)[1:3]
@@ -127,7 +178,7 @@ def test_first_a_then_b_then_a_again(backend, kind):
 
 
 @pytest.mark.parametrize("backend", FACTORIES, indirect=True)
-@pytest.mark.parametrize("kind", ["mixed", "mixed-tree", "model"])
+@pytest.mark.parametrize("kind", ["mixed", "mixed-tree", "model", "hybrid-tree"])
 @pytest.mark.parametrize("reuse", [False, True])
 def test_a_fork_says_what_a_cold_run_says(backend, kind, reuse):
     e = engine(backend, kind, 5, reuse=reuse)
@@ -165,7 +216,7 @@ def test_a_shared_prefix_says_what_a_cold_run_says(backend, kind):
 
 
 @pytest.mark.parametrize("backend", FACTORIES, indirect=True)
-@pytest.mark.parametrize("kind", ["mixed", "mixed-tree", "suffix", "model"])
+@pytest.mark.parametrize("kind", ["mixed", "mixed-tree", "suffix", "model", "recycle-tree", "hybrid"])
 def test_aborted_rows_leave_their_neighbours_alone(backend, kind):
     e = engine(backend, kind, 4, chunk=8)
     rows = [e.add(prompt, params) for prompt, params in requests(backend)]

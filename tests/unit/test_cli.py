@@ -204,11 +204,13 @@ def test_draft_with_another_vocabulary(
     other = Codec(tokenizer(swap=True), Special(eos_ids=(EOS,)))
     draft = SimpleNamespace(model=toy.model, codec=other, calibration=toy.calibration, path=Path("draft"))
     monkeypatch.setattr(loader, "open_target", lambda ref, *a, **k: draft if ref == "draft" else toy)
-    assert "ids differ, the first is 10" in error_of(capsys, main(["generate", "hello", "--drafter", "model:vocab=equal", "-md", "draft"]))
+    assert "ids differ, the first is 10" in error_of(
+        capsys, main(["generate", "hello", "--drafter", "model:vocab=equal", "-md", "draft"])
+    )
     draft.codec = toy.codec
     assert main(["generate", "hello", "-md", "draft", "--max-tokens", "20", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["drafter"] == "model+suffix+recycle+hybrid+grammar"
+    assert found["drafter"] == "model+suffix+recycle+lookahead+hybrid+grammar"
     assert found["stats"]["acceptance_rate"] == 1.0
 
 

@@ -197,7 +197,8 @@ def test_a_processor_that_fails_on_the_way_ends_no_draft() -> None:
 def test_what_load_makes() -> None:
     target = Target(TableModel.random(V), SimpleNamespace(eos_ids=(), vocab_size=V), SimpleNamespace(cost=None), None)
     names = {
-        "auto": ["suffix", "recycle", "hybrid", "grammar"], "grammar": ["grammar"], "suffix": ["suffix"], "ngram": ["ngram"], "none": [],
+        "auto": ["suffix", "recycle", "lookahead", "hybrid", "grammar"],
+        "grammar": ["grammar"], "suffix": ["suffix"], "ngram": ["ngram"], "none": [],
     }  # fmt: skip
     for name, wanted in names.items():
         made = assemble(target, name, **({} if name == "none" else {"controller": "fixed"}))

@@ -322,9 +322,10 @@ def test_levels_are_chances_that_grow_with_the_context(n: int) -> None:
     assert named == sorted(named)
     assert agreed == sorted(agreed)
     assert all(a > b for a, b in zip(agreed, named, strict=True))
-    weights = weighed(levels)
+    weights = weighed(n)
     assert len(weights) == len(levels) + 2
-    assert sorted(weights[:-2]) == [weights[i] for i in sorted(range(len(levels)), key=levels.__getitem__)]
+    beside = weights[2 * n - 1 : -2]
+    assert all(a > b > c for a, b, c in zip(weights[n : 2 * n - 1], weights[1:n], beside, strict=True))
     assert weights[-2] < weights[-1]
 
 

@@ -360,14 +360,17 @@ def test_the_sizes_of_a_steady_backend() -> None:
 
 
 class Paced(TableModel):
-    """Passes cost by a clock: another size than the last one, ``change``; than the last one of its pace, else ``switch``."""
+    """Passes cost by a clock: another size than the last one of its pace, ``change``; than the last one, else ``switch``.
 
-    def __init__(self, change: float, switch: float, narrow: int) -> None:
+    ``late``: the pass after it takes longer instead.
+    """
+
+    def __init__(self, change: float, switch: float, narrow: int, late: bool = False) -> None:
         super().__init__(torch.zeros(6, 5), min_width=2)
         self.traits: Traits = replace(self.traits, narrow=narrow, steady=True)
         self.now, self._change, self._switch = 0.0, change, switch
         self._pace: dict[bool, int] = {}
-        self._last = 0
+        self._last, self._late, self._owed = 0, late, 0.0
 
     def clock(self) -> float:
         return self.now
@@ -378,15 +381,16 @@ class Paced(TableModel):
         self.now += 1.0 + (0.01 * n if n <= 6 else 0.1 * n)
         if n != self._pace.get(wide):
             self.now += self._change
-        elif n != self._last:
+        elif n != self._last and not self._late:
             self.now += self._switch
+        self.now, self._owed = self.now + self._owed, self._switch if self._late and n != self._last else 0.0
         self._pace[wide], self._last = n, n
         return super().score(slots, forest, need)
 
 
-@pytest.mark.parametrize("switch", [0.0, 0.2])
-def test_what_it_costs_to_go_to_and_fro_between_two_sizes_is_measured(switch: float) -> None:
-    target = Paced(1.0, switch, narrow=6)
+@pytest.mark.parametrize("switch, late", [(0.0, False), (0.2, False), (0.2, True)])
+def test_what_it_costs_to_go_to_and_fro_between_two_sizes_is_measured(switch: float, late: bool) -> None:
+    target = Paced(1.0, switch, narrow=6, late=late)
     cost = measure(target, context=20, far=30, clock=target.clock)
     assert cost.change == pytest.approx(1.0, rel=0.15)
     assert len(sizes(cost, target.traits)) == 2

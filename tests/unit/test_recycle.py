@@ -118,6 +118,17 @@ def test_the_pair_goes_before_the_single_token() -> None:
     assert names(without, 1, 5) == best(second[0])
 
 
+def test_pairs_that_share_a_place_are_told_apart() -> None:
+    """There is one place: the later pair takes it, and the other falls back on its single token."""
+    made = RecycleDrafter(VOCAB, pairs=1)
+    said = logits(2)
+    made.observe([Line([1, 5, 3])], Forest.pack([DraftTree.chain([5])]), Scores(said[:1]), [Verdict((), 3)])
+    assert names(made, 2, 6) == []
+    made.observe([Line([2, 6, 3])], Forest.pack([DraftTree.chain([6])]), Scores(said[1:]), [Verdict((), 3)])
+    assert [names(made, 1, 5), names(made, 2, 6)] == [best(said[0]), best(said[1])]
+    assert names(made, 5, 1) == []
+
+
 def test_in_a_tree_what_stands_before_a_node_is_its_parent() -> None:
     made = RecycleDrafter(VOCAB, nodes=5)
     drafted = tree([5, 6, 7, 8, 9, 10], [-1, 0, 0, 1, 2, 1])

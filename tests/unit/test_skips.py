@@ -184,6 +184,7 @@ def test_samples_are_the_targets_own_words() -> None:
     target = own()
     found = samples(target, [[1, 2], [3]], 25)
     assert [len(s.tokens) - s.start for s in found] == [13, 12]
+    assert target.open_slots == 0, "the search holds rows of the cache"
     for s in found:
         assert (
             s.tokens[s.start :]

@@ -16,9 +16,9 @@ from .blurred import Blurred
 from .subject import Subject
 from .tracks import Shape
 
-POINTS = ("ngram", "suffix", "grammar")
+POINTS = ("ngram", "suffix", "grammar", "recycle", "retrieval", "lookahead", "hybrid")
 """Drafters whose drafts are functions of what came before, without a law."""
-_NEEDS_MORE = ("script", "model")
+_NEEDS_MORE = ("script", "model", "retrieval", "layer_skip", "quantized")
 _ROWS = 64
 
 

@@ -63,7 +63,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "--controller",
         default="auto",
         metavar="NAME",
-        help="auto (by measured cost, default), fixed, window, goodput, marginal, confidence, thompson, bandit, breaker (fixed, guarded)",
+        help="auto (by measured cost, default), fixed, window, goodput, marginal, confidence, thompson, bandit, "
+        "breaker (fixed, guarded)",
     )
     group.add_argument(
         "--num-speculative-tokens",

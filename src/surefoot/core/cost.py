@@ -69,7 +69,7 @@ class CostModel:
                 int(data["context"]),
                 float(data["per_context"]),
                 float(data["change"]),
-                float(data["switch"]),
+                float(data.get("switch", data["change"])),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise BadRequest(f"the stored cost model is broken ({error}); delete it to measure again") from None

@@ -91,7 +91,7 @@ class Reading:
         first = not cut and self._begun == len(self._bridge.theirs.begin)
         before = None if first else bytes(text[max(0, cut - _BEFORE) : cut])
         found = self._bridge.theirs.spell(bytes(text[cut:]), before)
-        if found is None and not unfinished(text[-3:]):
+        if found is None and not unfinished(bytes(text[-3:])):
             text[cut:] = self._writable(bytes(text[cut:]))
             found = self._bridge.theirs.spell(bytes(text[cut:]), before)
         if found is None:

@@ -173,7 +173,7 @@ def top(logits: Tensor, k: int) -> tuple[list[list[int]], list[list[float]]]:
     if blocks <= 2 * k:
         values, ids = logits.topk(k)
         return ids.tolist(), values.tolist()
-    body = logits[:, : blocks * _BLOCK].unflatten(1, (blocks, _BLOCK))
+    body = logits[:, : blocks * _BLOCK].view(n, blocks, _BLOCK)
     which = body.amax(-1).topk(k, sorted=False).indices
     near = body.gather(1, which.unsqueeze(-1).expand(-1, -1, _BLOCK)).view(n, -1)
     rest = logits[:, blocks * _BLOCK :]

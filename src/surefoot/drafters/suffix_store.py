@@ -84,13 +84,12 @@ class ContextStore:
         """Append tokens to the sequence that is being written."""
         if self.capacity is not None and len(tokens) > self.capacity:
             lead = max(0, self.depth + self.capacity - len(tokens))
-            before = self._text[len(self._text) - lead :] if lead else []
+            before = self._text[max(0, len(self._text) - lead) :] if lead else []
             self.restore([*before, *tokens], end=self.end + len(tokens))
             return
         text, insert = self._text, self._insert
-        for start in range(
-            0, max(1, len(tokens)), _SLACK
-        ):  # by parts, so that what is evicted is never held beside all that comes
+        # by parts, so that what is evicted is never held beside all that comes
+        for start in range(0, max(1, len(tokens)), _SLACK):
             base = self._base
             for token in tokens[start : start + _SLACK]:
                 text.append(token)

@@ -12,7 +12,7 @@ will in the draft's own cache; the published form looks at the last token over t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from torch import Tensor
 from ..core.sublayers import Sample, SkipSet, Step, Trial
 
 
-def programme(trial: Trial, samples: Sequence[Sample], size: int, told: Callable[[int, int], None] | None = None) -> SkipSet:
+def programme(trial: Trial, samples: Sequence[Sample], size: int) -> SkipSet:
     """A set of at most ``size`` sublayers; fewer where steps are whole layers and ``size`` is odd."""
     steps = trial.steps()
     places = _places(samples)
@@ -42,8 +42,6 @@ def programme(trial: Trial, samples: Sequence[Sample], size: int, told: Callable
             after.append(streams[j - 1] if choices[j] else ran[j])
         streams = torch.stack(after)
         skipped.append(choices)
-        if told is not None:
-            told(i + 1, len(steps))
     return SkipSet.of([sublayer for step in _chosen(steps, skipped, most) for sublayer in step])
 
 

@@ -30,12 +30,15 @@ def samples(target: TargetModel, prompts: Sequence[Sequence[int]], tokens: int =
     used = [list(p) for p in prompts[: max(1, tokens // 8)] if p]
     if not used:
         raise BadRequest("layer_skip: there is no prompt to search on; give at least one with a token")
-    engine = Engine(target)
     share = [tokens // len(used) + (i < tokens % len(used)) for i in range(len(used))]
+    engine = Engine(target, reuse=False)
     found = []
-    for prompt, n in zip(used, share, strict=True):
-        said = engine.generate(prompt, max_tokens=n).token_ids
-        found.append(Sample((*prompt, *said), len(prompt)))
+    try:
+        for prompt, n in zip(used, share, strict=True):
+            said = engine.generate(prompt, max_tokens=n).token_ids
+            found.append(Sample((*prompt, *said), len(prompt)))
+    finally:
+        engine.close()
     return found
 
 
@@ -59,6 +62,8 @@ def find_skips(
     """
     check(method, ratio, tokens, max_evaluations)
     able = require(target)
+    if progress is not None:
+        progress("choosing sublayers", 0, None)  # counts would be shown as bytes
     trial = able.trial()
     choice = skippable(trial.layers)
     size = round(ratio * len(choice))
@@ -66,12 +71,10 @@ def find_skips(
         raise Unsupported(f"layer_skip: {trial.layers} layers leave nothing to skip at ratio={ratio:g}; use another drafter")
     texts = samples(target, prompts, tokens)
     if method == "clasp":
-        told = None if progress is None else lambda done, of: progress("choosing sublayers", done, of)
-        skips = clasp.programme(trial, texts, size, told)
+        skips = clasp.programme(trial, texts, size)
         if not len(skips):
             raise Unsupported(f"layer_skip: ratio={ratio:g} skips no whole layer of {trial.layers}; raise it")
         return Found(skips, agreement(trial, texts, skips), 1, method)
-    tell = None if progress is None else lambda done, best: progress("choosing sublayers", done, max_evaluations)
     places = sum(len(s.tokens) - s.start for s in texts)
     best, score, made = swift.search(
         lambda skips: agreement(trial, texts, skips),
@@ -80,7 +83,6 @@ def find_skips(
         places,
         evaluations=max_evaluations,
         seed=seed,
-        told=tell,
     )
     return Found(best, score, made, method)
 

@@ -26,7 +26,6 @@ def search(
     evaluations: int,
     seed: int = 0,
     every: int = EVERY,
-    told: Callable[[int, float], None] | None = None,
 ) -> tuple[SkipSet, float, int]:
     """The best set, its score and the evaluations made; ``places``: tokens behind a score. Ties: the first found."""
     rng = np.random.default_rng(seed)
@@ -48,8 +47,6 @@ def search(
             bits = draw()
         tried.append(bits)
         scores.append(score(_set(bits, sublayers)))
-        if told is not None:
-            told(i + 1, max(scores))
         if scores[-1] >= ENOUGH:
             break
     best = int(np.argmax(scores))
