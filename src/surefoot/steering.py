@@ -60,7 +60,9 @@ def steer(controller: str | Controller, made: Made, given: int | None, tree: Map
     else:
         found = _import(name)(tuple(drafters), costs, min_width=traits.min_width, **longest)
     if controller in ("auto", "breaker"):
-        found = _import("breaker")(found, costs, min_width=traits.min_width)
+        # marginal plans no draft by itself where drafts fail: all that is left to guard against is what drafting costs
+        slow = {"patience": 16, "longest": 256} if name == "marginal" else {}
+        found = _import("breaker")(found, costs, min_width=traits.min_width, **slow)
     return found
 
 

@@ -210,7 +210,7 @@ def test_draft_with_another_vocabulary(
     draft.codec = toy.codec
     assert main(["generate", "hello", "-md", "draft", "--max-tokens", "20", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["drafter"] == "model+suffix+recycle+lookahead+hybrid+grammar"
+    assert found["drafter"] == "model+suffix+lookahead+hybrid+grammar"
     assert found["stats"]["acceptance_rate"] == 1.0
 
 

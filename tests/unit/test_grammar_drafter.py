@@ -197,7 +197,7 @@ def test_a_processor_that_fails_on_the_way_ends_no_draft() -> None:
 def test_what_load_makes() -> None:
     target = Target(TableModel.random(V), SimpleNamespace(eos_ids=(), vocab_size=V), SimpleNamespace(cost=None), None)
     names = {
-        "auto": ["suffix", "recycle", "lookahead", "hybrid", "grammar"],
+        "auto": ["suffix", "lookahead", "hybrid", "grammar"],
         "grammar": ["grammar"], "suffix": ["suffix"], "ngram": ["ngram"], "none": [],
     }  # fmt: skip
     for name, wanted in names.items():

@@ -108,9 +108,9 @@ def names(engine: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     "drafter, draft, made, picked",
     [
-        ("auto", False, ["suffix", "recycle", "lookahead", "hybrid", "grammar"], ("grammar",)),
-        ("auto", True, ["model", "suffix", "recycle", "lookahead", "hybrid", "grammar"], ("model", "grammar")),
-        ("auto:max_match=4", True, ["model", "suffix", "recycle", "lookahead", "hybrid", "grammar"], ("model", "grammar")),
+        ("auto", False, ["suffix", "lookahead", "hybrid", "grammar"], ("grammar",)),
+        ("auto", True, ["model", "suffix", "lookahead", "hybrid", "grammar"], ("model", "grammar")),
+        ("auto:max_match=4", True, ["model", "suffix", "lookahead", "hybrid", "grammar"], ("model", "grammar")),
         ("hybrid:of=suffix/model/recycle", True, ["suffix", "model", "recycle", "hybrid"], ("hybrid",)),
         ("ngram:max_n=3 + model", True, ["ngram", "model"], ("ngram", "model")),
         ("suffix+ngram+grammar", False, ["suffix", "ngram", "grammar"], ("suffix", "ngram", "grammar")),

@@ -133,7 +133,7 @@ def test_options_go_to_the_part_they_name_and_without_a_name_to_the_first() -> N
     recycle, suffix = parts(make("hybrid:of=recycle/suffix,pairs=0"))
     assert (recycle._slots, suffix._depth) == (0, 8)
     assert parts(make("auto:max_match=4"))[0]._depth == 4
-    assert parts(make("auto:recycle.nodes=2"))[1]._most == 2
+    assert parts(make("auto:lookahead.guesses=2"))[1]._guesses == 2
     model = parts(make("hybrid:of=suffix/model,model.depth=2", True))[1]
     assert model._depth == 2
     assert parts(make("hybrid:of=model/suffix,depth=3", True))[0]._depth == 3

@@ -6,8 +6,8 @@ The gain of a pass is what it kept, at the price of plain decoding, over what it
 
 Closed (the inner controller plans) until the fading mean of the gain has been below 1 - ``margin`` for ``patience`` passes;
 then open (all plans are plain) for ``wait`` passes; then ``probe`` passes are planned by the inner controller again. If they
-did not lose, it is closed, else open for twice as long, up to ``longest``. The inner controller never hears of passes that it
-did not plan.
+did not lose, it is closed, else open for twice as long, up to ``longest``. Where all rows are new, so is the verdict: closed.
+The inner controller never hears of passes that it did not plan.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Breaker:
         """Seconds of a plain step beside its pass."""
         self._ours = False
         """Whether the pass under way was planned here."""
+        self._known: set[int] = set()
         self._opened = self._probes = self._closed = 0
 
     @property
@@ -81,6 +82,11 @@ class Breaker:
         }
 
     def plan(self, rows: Sequence[Row]) -> list[Plan]:
+        if rows and self._known.isdisjoint(row.id for row in rows):  # other text: what was learned of drafts is past
+            self._wait = self._first
+            if self.state != "closed":
+                self._begin("closed", 0)
+        self._known.update(row.id for row in rows)
         if self.state == "open" and self._left <= 0:
             self._begin("probing", self._probe)
             self._probes += 1
@@ -155,4 +161,5 @@ class Breaker:
             self._worth = self._took = 0.0
 
     def forget(self, rows: Sequence[Row]) -> None:
+        self._known.difference_update(row.id for row in rows)
         self.inner.forget(rows)

@@ -44,6 +44,8 @@ class LiveCosts:
         self._fade = fade
         self._gram: np.ndarray[Any, Any] = np.zeros((4, 4))
         self._moment: np.ndarray[Any, Any] = np.zeros(4)
+        self._new: list[tuple[float, ...]] = []
+        """Passes since the correction was solved: regressors, weight, and what the seed left to explain."""
         self._theta = (0.0, 0.0, 0.0, 0.0)
         self.steps = 0
         """Steps learned from or looked at: a wrapper sees by it whether what it wraps has passed the step on."""
@@ -98,14 +100,19 @@ class LiveCosts:
         seed = float(self._seed(costs.nodes, costs.context)) / self._unit
         if not math.isfinite(seed):
             return
-        x = np.array([seed, 1.0, costs.nodes, costs.context / 1000.0])
         # in units of what is expected, so that wide passes do not outweigh narrow ones
         weight = 1.0 / max(seed, 0.1) ** 2
-        self._gram = self._fade * self._gram + weight * np.outer(x, x)
-        self._moment = self._fade * self._moment + (weight * (took / self._unit - seed)) * x
+        self._new.append((seed, 1.0, costs.nodes, costs.context / 1000.0, weight, took / self._unit - seed))
         self._learned += 1
         if self._learned > _EAGER and self._learned % _STRIDE:
             return
+        n = len(self._new)
+        table = np.array(self._new)
+        self._new.clear()
+        x, weights = table[:, :4], table[:, 4] * self._fade ** np.arange(n - 1, -1, -1)
+        weighted = x.T * weights
+        self._gram = self._fade**n * self._gram + weighted @ x
+        self._moment = self._fade**n * self._moment + weighted @ table[:, 5]
         s, a, b, c = np.linalg.solve(self._gram + _RIDGE, self._moment).tolist()
         self._theta = (s, a, b, c)
         self._at = -1

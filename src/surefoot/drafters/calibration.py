@@ -25,7 +25,7 @@ def depth_class(reach: float) -> int:
     return 2 + bisect(_REACHES, reach)
 
 
-_DEPTHS = (0.8, 0.1, 0.65, 0.65, 0.65, 0.5, 0.05)
+_DEPTHS = (0.7, 0.0, 0.35, 0.45, 0.5, 0.35, -0.15)
 """Log-odds of the depth classes at first."""
 _FAST, _SLOW, _AFTER = 0.4, 0.03, 12.0
 """The step of a weight: from the first to the second, half way down after so many uses."""

@@ -25,7 +25,7 @@ REACH = 16
 _LENGTHS = (0, 0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 6, 6, 6, 7)
 """Class of each match length."""
 _LONG = (-0.45, 0.0, 0.0, 0.4, 0.75, 1.3, 2.0, 2.4)
-_SHARES = ((0.0, 0.7, 0.0, -0.7, -1.1), (0.0, 0.7, -0.2, -0.9, -1.9), (0.0, 0.7, -0.3, -1.9, -2.5))
+_SHARES = ((0.0, 0.7, 0.0, -0.7, -1.1), (0.0, 0.7, -0.2, -0.9, -1.9), (0.0, 0.9, -0.3, -1.9, -2.6))
 """Log-odds by class of length, and for a lone occurrence, a unanimous context, and shares from 2/3, from 1/3, and below (by
 
 class of length: in long contexts a small share says more). Fitted, as all weights of sources are, on greedy answers of
