@@ -57,4 +57,7 @@ def target(model: TableModel | None = None, own: Codec | None = None, cost: Cost
         codec=own if own is not None else codec(),
         calibration=SimpleNamespace(cost=lambda model: curve),
         path=Path("toy"),
+        backend="",
+        folder=None,
+        identity=None,
     )

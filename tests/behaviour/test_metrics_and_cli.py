@@ -257,7 +257,12 @@ def opened(monkeypatch):
 
 FLAGS = {"model": ["-md", "small", "--drafter", "model"]}
 """How a drafter is asked for, where its name is not enough."""
-REFUSED = {"script": "needs the answers"}
+REFUSED = {
+    "script": "needs the answers",
+    "retrieval": "store",
+    "layer_skip": "skip",
+    "quantized": "needs the model's files",
+}
 ASK = ["generate", "hello", "-m", "big", "--max-tokens", "80", "--json"]
 
 
@@ -272,9 +277,12 @@ def test_L88_each_drafter_flag_drafts_or_says_why_not(opened, capsys, name, k):
         return
     found = json.loads(out)
     assert status == 0
-    assert found["drafter"] == name
+    assert found["drafter"].split("+")[-1] == name
+    for source, counts in found["stats"]["by_source"].items():
+        assert name in (source, "hybrid")  # hybrid's tokens are told by the part that was surest of them
+        assert re.search(rf"from {source} +\d+ of {counts['draft_tokens']} accepted", err)
     if found["stats"]["draft_tokens"]:
-        assert re.search(rf"from {name} +\d+ of {found['stats']['by_source'][name]['draft_tokens']} accepted", err)
+        assert found["stats"]["by_source"]
     else:
         assert "drafting did nothing here" in err
     if name in ("ngram", "suffix", "model"):
@@ -389,12 +397,12 @@ def test_L89_giving_a_draft_model_is_enough_to_use_it(opened, capsys, words, k):
     assert main([*ASK, *words, "--draft-max", str(k)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert list(opened) == ["big", "small"]
-    assert found["drafter"] == "model+grammar+suffix"  # the controller picks
+    assert found["drafter"] == "model+suffix+lookahead+hybrid+grammar"  # the controller picks
     assert found["stats"]["draft_tokens"] > 0
     assert found["stats"]["by_source"]["model"]["draft_tokens"] > 0
     opened.clear()
     engine = loader.load("big", draft_model="small", num_speculative_tokens=k)
-    assert list(engine.drafters) == ["model", "grammar", "suffix"]
+    assert list(engine.drafters) == ["model", "suffix", "lookahead", "hybrid", "grammar"]
     assert engine.generate("hello", max_tokens=20).stats.draft_tokens > 0
 
 

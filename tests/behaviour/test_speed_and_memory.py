@@ -417,7 +417,7 @@ def test_L80_equal_requests_hold_equal_memory(backends, name, kind, k):
     seen = []
     for _ in range(50):
         engine.generate(backend.prompt(20), max_tokens=12)
-        stats = drafter.stats() if kind != "model" else {"rows": len(drafter._slots), "left out": len(drafter._without)}
+        stats = drafter.stats() if kind != "model" else {"rows": len(drafter._cache._slots), "left out": len(drafter._without)}
         seen.append((backend.held(backend.target), backend.held(backend.draft), stats, psutil.Process().memory_info().rss))
     tenth, last = seen[9], seen[-1]
     assert last[:2] == tenth[:2]
