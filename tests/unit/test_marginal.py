@@ -404,12 +404,6 @@ def test_where_there_is_one_pace_going_to_and_fro_is_a_change() -> None:
     assert cost.switch == cost.change == pytest.approx(1.0)
 
 
-def test_a_measured_switch_is_never_more_than_a_change() -> None:
-    target = Paced(0.1, 5.0, narrow=6)
-    cost = measure(target, context=20, far=30, clock=target.clock)
-    assert 0.0 <= cost.switch <= cost.change
-
-
 # ---- in an engine
 
 

@@ -84,7 +84,7 @@ def test_a_row_of_a_million_tokens_is_held_to_the_default_caps(book: list[int]) 
     grown, stats = resident() - before, suffix.stats()
     assert stats["tokens"] == 1 << 18
     assert stats["bytes"] < 200 << 20
-    assert 0.5 * stats["bytes"] < grown < 1.5 * stats["bytes"]
+    assert grown < 1.5 * stats["bytes"]  # memory that was freed before is used again, so no lower bound holds
     suffix.forget([Line(book, 0, len(book))])
     assert suffix.stats()["bytes"] == 0
 

@@ -27,6 +27,8 @@ _BELIEF = 10.0
 """Passes that the rate of all rows counts for in that of one."""
 _FIRST = 1.3
 """Speed-up that is believed before anything is known."""
+_SWITCHED = 0.1
+"""Share of the last change of size in what a change is believed to cost."""
 _IDLE = 8
 """Passes without a draft after which a row no longer keeps its size."""
 
@@ -170,12 +172,20 @@ class MarginalController:
             drafted += len(tree) - 1
             state.idle = 0 if len(tree) > 1 else state.idle + 1
             held = self._sizes[0] if self._sizes and len(rows) == 1 and state.idle < _IDLE else self._min_width
-            state.size = self.size(len(tree)) if len(tree) > 1 else held
+            before, state.size = state.size, self.size(len(tree)) if len(tree) > 1 else held
+            if self._sizes and len(rows) == 1 and before and before != state.size and not costs.prefill:
+                self._learn_switch(costs)
             if not costs.prefill:
                 kept = 1 + len(verdict.path)
                 state.rate.add(kept, took, _FADE)
                 self._all.add(kept, took, 1.0 - (1.0 - _FADE) / 4)
         self.costs.learn(costs, {self._drafter: drafted} if drafted else {})
+
+    def _learn_switch(self, costs: Costs) -> None:
+        """What going to another size added to a pass: more behind a long context than was measured."""
+        usual = self.costs.score(max(1, costs.nodes), costs.context)
+        extra = min(max(0.0, costs.score - usual), usual)
+        self._switch += _SWITCHED * (extra - self._switch)
 
     def forget(self, rows: Sequence[Row]) -> None:
         for row in rows:

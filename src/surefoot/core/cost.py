@@ -13,7 +13,7 @@ from typing import Any
 from ..errors import BadRequest
 from .protocols import Traits
 
-_LITTLE = 1.08
+_LITTLE = 1.13
 """How much more than the least a pass may cost whose every token counts as free."""
 
 

@@ -51,7 +51,7 @@ def measure(
         found = replace(found, per_context=max(0.0, *slopes))
     if not traits.narrow or len(pair := sizes(found, traits)) < 2:
         return found
-    return replace(found, switch=min(change, _switch(target, pair, same, context, repeats, clock)))
+    return replace(found, switch=_switch(target, pair, same, context, repeats, clock))
 
 
 def _switch(
@@ -62,15 +62,16 @@ def _switch(
     repeats: int,
     clock: Callable[[], float],
 ) -> float:
-    """Seconds that it adds to a pass to be of another size of the pair than the one before.
+    """Seconds that going from one size of the pair to the other adds.
 
-    Each size runs twice in turn. What going to it costs may show in the second pass as well, so both are counted.
+    In turns as they occur, a few passes of the second size among many of the first: what has not run for a while has also left
+    the processor's caches. What a change costs may show in the next pass too, so whole turns are compared.
     """
-    turns = [pair[0], pair[0], pair[1], pair[1]] * _BURST
+    turn = [pair[0]] * 6 + [pair[1]] * 2
     own = CostModel(tuple(sorted(same)), tuple(same[w] for w in sorted(same)), context)
-    more = [seconds - own(work) for work, seconds in _passes(target, turns * (repeats + 1), context, clock)]
-    both = [a + b for a, b in zip(more[::2], more[1::2], strict=True)][len(turns) // 2 :]  # the first round warms up
-    return max(0.0, statistics.fmean(sorted(extra)[len(extra) // 4] for extra in (both[::2], both[1::2])))
+    taken = list(_passes(target, turn * (_BURST * repeats + 1), context, clock))
+    extra = [sum(seconds - own(work) for work, seconds in taken[i : i + len(turn)]) for i in range(0, len(taken), len(turn))]
+    return max(0.0, sorted(extra[1:])[(len(extra) - 1) // 4] / 2)  # the first turn warms up
 
 
 def _times(

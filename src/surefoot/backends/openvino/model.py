@@ -76,6 +76,8 @@ class OpenVINOModel:
             raise BadRequest(f"unknown trees {trees!r}; choose one of {', '.join(TREES)}")
         if copies not in (None, 1, 2):
             raise BadRequest(f"copies must be 1 or 2, not {copies}")
+        if cut is not None and copies == 2:
+            raise BadRequest("a model with a cut is compiled once; leave copies or cut out")
         core = shared_core()
         self.precision = resolve(core, precision)
         self.trees = trees if trees != "auto" else "mask" if self.precision == "fast" else "chains"

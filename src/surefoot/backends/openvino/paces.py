@@ -1,9 +1,9 @@
 """The compiled copies of one graph, and how many tokens each runs when a pass needs n.
 
 Changing the number of tokens between passes is dear (see :mod:`.steady`). Two copies of the graph, one for narrow passes and
-one for wide ones, keep a size of their own each, so that going to and fro between a short draft and a long one costs a fifth
-of a change (measured: 0.6 ms for 3). The copies run the same kernels on the same weights: their logits are equal bit for bit.
-A copy costs its packed weights once more, so large models get one.
+one for wide ones, keep a size of their own each, so that going to and fro between a short draft and a long one costs less
+than a change (``CostModel.switch`` against ``CostModel.change``). The copies run the same kernels on the same weights: their
+logits are equal bit for bit. A copy costs its packed weights once more, so large models get one.
 """
 
 from __future__ import annotations

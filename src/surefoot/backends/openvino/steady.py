@@ -29,6 +29,8 @@ class Steady:
 
     def choose(self, need: int) -> int:
         """Tokens to run, at least ``need``. Does not change the state."""
+        if max(need, self.size) > _MEASURED:  # prefill, or the first pass after it
+            return need
         if need >= self.size or self._waste + self.size - need > self._change:
             return max(need, self._peak) if need < self.size else need
         return self.size
@@ -40,7 +42,7 @@ class Steady:
             if seconds < book.get(size, float("inf")):
                 book[size] = seconds
                 self._update()
-        if size != self.size or need == size:
+        if size != self.size or need == size or size > _MEASURED:
             self.size, self._waste, self._peak = size, 0.0, 0
         else:
             self._waste += size - need
