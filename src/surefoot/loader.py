@@ -33,12 +33,12 @@ def load(
     """An engine for ``model``, whose output is that of plain decoding, sooner.
 
     model        ``smollm2-135m-instruct`` (default), a GGUF file, an OpenVINO or transformers folder, a hub id
-    drafter      ``auto`` (what a grammar forces, else ``suffix``; with a draft model both, by measured speed), ``none``,
-                 ``ngram``, ``suffix``, ``model``, ``grammar``, with options as ``"ngram:max_n=3,k=5"``, several as
-                 ``"ngram+model"``, or a drafter
+    drafter      ``auto`` (what a grammar forces, else ``hybrid``; with a draft model that or ``model``, by measured speed),
+                 ``none``, or one of :data:`DRAFTERS`, with options as ``"ngram:max_n=3,k=5"``, several as ``"ngram+model"``,
+                 merged as ``"hybrid:of=suffix/recycle"``; or a drafter of your own
     backend      ``auto``, ``openvino``, ``torch``
-    controller   ``auto`` (by measured cost, guarded by a breaker), ``fixed``, ``window``, ``goodput``, ``confidence``,
-                 ``thompson``, ``bandit``, ``breaker`` (``fixed``, guarded), or a controller
+    controller   ``auto`` (by measured cost, guarded by a breaker), ``fixed``, ``window``, ``goodput``, ``marginal``,
+                 ``confidence``, ``thompson``, ``bandit``, ``breaker`` (``fixed``, guarded), or a controller
     num_speculative_tokens  draft length: with ``fixed`` and ``breaker`` always, else the most
     draft_model  reference of the draft model (drafter ``model``)
     precision    openvino: ``auto``, ``bf16``, ``f32``, ``fast`` (not exact); torch: ``auto``, ``float32``, ``bfloat16``, …

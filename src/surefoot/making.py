@@ -30,7 +30,7 @@ DRAFTERS = {
 WHOLE = ("model", "layer_skip", "quantized", "ngram")
 """Drafters that hybrid asks for whole drafts."""
 UNMERGED = ("hybrid", "grammar", "script")
-GIVEN = ("vocab_size", "known", "paths", "fingerprint", "vocabulary", "target", "prompts", "identity", "source")
+GIVEN = ("vocab_size", "known", "paths", "fingerprint", "vocabulary", "target", "prompts", "identity", "progress", "source")
 """Arguments of drafters that the target decides; they are no options."""
 MERGED = "suffix/lookahead"
 """What hybrid merges unless told otherwise."""
@@ -120,7 +120,8 @@ def _plain(target: Target, draft: Target | None, options: dict[str, Any]) -> dic
 
 
 def _suffix(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
-    return {**options, "vocabulary": target.codec.fingerprint} if "store" in options else options
+    named = "store" in options and target.codec is not None
+    return {**options, "vocabulary": target.codec.fingerprint} if named else options
 
 
 def _recycle(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -9,8 +9,6 @@ import torch
 from contract.conftest import tiny
 from toys import fixed, run
 
-pytest.importorskip("openvino")
-
 from surefoot.backends.openvino import OpenVINOModel, from_transformers
 from surefoot.backends.openvino import model as model_file
 from surefoot.backends.openvino.paces import NARROW, Paces

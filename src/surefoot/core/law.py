@@ -119,8 +119,11 @@ class Best:
             # numpy's argmax is ten times as fast as torch's on one row of a large vocabulary
             self._rows = logits.detach().numpy()
         else:
-            # another device answers once for all nodes: each question costs more than the answer
-            self._all = logits.argmax(-1).tolist()
+            # another device answers once for all nodes: each question costs more than the answer. Its argmax may take any of
+            # equal logits, and another one for another number of nodes; the smallest index is always the same
+            places = torch.arange(logits.shape[-1], device=logits.device)
+            best = logits == logits.amax(-1, keepdim=True)
+            self._all = torch.where(best, places, logits.shape[-1] - 1).amin(-1).tolist()
 
     def __getitem__(self, node: int) -> int:
         return self._all[node] if self._rows is None else int(self._rows[node].argmax())

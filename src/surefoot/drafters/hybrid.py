@@ -42,7 +42,7 @@ class _Place:
 
 
 class HybridDrafter:
-    """Drafter ``hybrid``. ``sources``: two or more, each also a drafter of the engine, which tells them of passes.
+    """Drafter ``hybrid``. ``sources``: each is also a drafter of the engine, which tells them of passes.
 
     ``paths``: the target computes a tree path by path, so that a branch costs its ancestors again.
     """
@@ -123,7 +123,7 @@ class HybridDrafter:
         tokens, parents, sources = [row.tokens[-1]], [-1], [PENDING]
         reaches: list[float] = []
         work: list[int] = []
-        depth, inner = [0], [False]
+        depth, inner, size = [0], [False], 1
         places = [place.kinds]
         heap: list[tuple[float, int, int, int, _Place]] = []
         node, reach, order = 0, 1.0, 0
@@ -139,7 +139,7 @@ class HybridDrafter:
                 break
             cost, _, token, parent, before = heappop(heap)
             extra = depth[parent] + 2 if self._paths and inner[parent] else 1
-            if -cost < plan.floor * extra and 1 + sum(work) + extra > plan.free + 1:
+            if -cost < plan.floor * extra and size + extra > plan.free + 1:
                 node, reach = parent, 0.0
                 place = _Place((), {})
                 continue
@@ -152,6 +152,7 @@ class HybridDrafter:
             inner.append(False)
             reaches.append(reach)
             work.append(extra)
+            size += extra
             place = self._look(tuple([walk.after(token) for walk in before.walks]), plan.width, depth_class(reach))
             places.append(place.kinds)
         n = len(reaches) if plan.cut is None else plan.cut(reaches, work)

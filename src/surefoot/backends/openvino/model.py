@@ -233,14 +233,11 @@ class OpenVINOModel:
 
     def without(self, skips: SkipSet, *, kv_tokens: int | None = None) -> OpenVINOModel:
         """The model without these sublayers, from the same file: its own cache, for as many tokens, and passes of one class."""
+        name = f"{self._traits.name} without {len(skips)} sublayers"
+        tokens = kv_tokens or self._pool.capacity
+        edit, threads = partial(bypass, skips=skips), self._threads
         draft = OpenVINOModel(
-            self._folder,
-            precision=self.precision,
-            kv_tokens=kv_tokens or self._pool.capacity,
-            threads=self._threads,
-            trees=self.trees,
-            name=f"{self._traits.name} without {len(skips)} sublayers",
-            edit=partial(bypass, skips=skips),
+            self._folder, precision=self.precision, kv_tokens=tokens, threads=threads, trees=self.trees, name=name, edit=edit
         )
         draft.set_passes(*self.passes())
         return draft
