@@ -1,8 +1,8 @@
 """The default controller against drafts that are bad, that turn bad, that alternate, and that are good.
 
 Scripts whose drafts are always wrong, right for 200 tokens and then wrong, right and wrong by turns of 50 tokens, and right
-with probability 0.8; each under ``auto`` (goodput behind a breaker), plain decoding, and fixed lengths, one after another on
-one loaded model and the same prompts. The figure of a run is the speed of ``auto`` over that of the other.
+with probability 0.8; each under ``auto`` (goodput behind a breaker), plain decoding, and fixed lengths, in short turns on one
+loaded model and the same prompts. The figure of a run is the speed of ``auto`` over that of the other.
 
 1. ``auto`` over plain, wherever drafts are bad (wanted: >= 0.97)
 2. ``auto`` over the best fixed length, chosen in hindsight, where drafts are good (wanted: >= 0.95)
@@ -24,7 +24,6 @@ from surefoot.core.engine import Engine
 from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Need, Plan, Scores, Verdict
 from surefoot.core.request import Row
-from surefoot.core.stats import Stats
 from surefoot.core.tree import DraftTree, Forest
 from surefoot.drafters.script import ScriptDrafter
 from surefoot.loader import assemble, open_target
@@ -33,6 +32,8 @@ from surefoot.models import DEFAULT
 LENGTHS = (1, 2, 3, 5, 8)
 WARM = 60
 """Tokens of the run that warms up."""
+TURN = 100
+"""Tokens that one way decodes before the next has its turn."""
 
 
 class Turns:
@@ -73,29 +74,53 @@ BAD = ("always wrong", "right for 200, then wrong", "alternating every 50")
 SCRIPTS = (*BAD, "good")
 
 
-def decode(engine: Engine, prompt: list[int], count: int) -> tuple[list[int], Stats]:
-    """The answer, and what it took."""
+class Run:
+    """One way to decode one prompt, stepped a little at a time."""
+
+    def __init__(
+        self, loaded: Any, prompt: list[int], truth: list[int], name: str, way: str | int, count: int, seed: int
+    ) -> None:
+        self.name, self.way, self.truth = name, way, truth[:count]
+        if way == "plain":
+            self.engine = Engine(loaded.model, reuse=False)
+        else:
+            made = script(name, truth, loaded.model.traits.vocab_size, seed)
+            controller, k = ("auto", None) if way == "auto" else ("fixed", int(way))
+            self.engine = Engine(loaded.model, [made], assemble(loaded, made, None, controller, k).controller, reuse=False)
+        self.row = self.engine.add(prompt, SamplingParams(max_tokens=count, ignore_eos=True))
+
+    def turn(self, count: int) -> None:
+        """About ``count`` tokens more."""
+        end = len(self.row.output) + count
+        while not self.row.done and len(self.row.output) < end:
+            self.engine.step()
+
+    def close(self) -> tuple[float, float, Any]:
+        """Seconds a token, tokens a pass and the breaker's counts."""
+        if list(self.row.output) != self.truth:
+            raise SystemExit(f"{self.name}, {self.way}: the output is not that of plain decoding")
+        self.engine.close()
+        told = self.engine.controller.stats() if self.way == "auto" else None  # type: ignore[union-attr]
+        stats = self.row.stats
+        return stats.decode_seconds / (len(self.truth) - 1), stats.mean_acceptance_length, told
+
+
+def plain(model: Any, prompt: list[int], count: int) -> list[int]:
+    """The answer of plain decoding."""
+    engine = Engine(model, reuse=False)
     row = engine.add(prompt, SamplingParams(max_tokens=count, ignore_eos=True))
     while not row.done:
         engine.step()
     engine.close()
-    return list(row.output), row.stats
+    return list(row.output)
 
 
-def once(loaded: Any, prompt: list[int], truth: list[int], name: str, way: str | int, count: int, seed: int) -> Any:
-    """Seconds a token of one way to decode, and the breaker's counts."""
-    if way == "plain":
-        engine = Engine(loaded.model, reuse=False)
-    else:
-        made = script(name, truth, loaded.model.traits.vocab_size, seed)
-        controller, k = ("auto", None) if way == "auto" else ("fixed", int(way))
-        shared = assemble(loaded, made, None, controller, k)
-        engine = Engine(loaded.model, [made], shared.controller, reuse=False)
-    output, stats = decode(engine, prompt, count)
-    if output != truth[:count]:
-        raise SystemExit(f"{name}, {way}: the output is not that of plain decoding")
-    told = engine.controller.stats() if way == "auto" else None  # type: ignore[union-attr]
-    return stats.decode_seconds / (count - 1), stats.mean_acceptance_length, told
+def contest(runs: list[Run]) -> None:
+    """All to their ends, by turns of :data:`TURN` tokens in an order that rotates: what drifts must not favour one way."""
+    while any(not run.row.done for run in runs):
+        for run in runs:
+            run.turn(TURN)
+        runs = runs[1:] + runs[:1]
 
 
 def main() -> None:
@@ -113,14 +138,17 @@ def main() -> None:
     for run in range(args.runs):
         rng = random.Random(run)
         prompt = [rng.randrange(vocab) for _ in range(100)]
-        truth, _ = decode(Engine(loaded.model, reuse=False), prompt, count + max(LENGTHS) + 16)
+        truth = plain(loaded.model, prompt, count + max(LENGTHS) + 16)
         for name in SCRIPTS:
-            order = ways if run % 2 == 0 else ways[::-1]  # whatever drifts must not favour one way
             if run == 0:
-                for way in order:
-                    once(loaded, prompt, truth, name, way, min(WARM, count), run)
-            for way in order:
-                took, length, told = once(loaded, prompt, truth, name, way, count, run)
+                warm = [Run(loaded, prompt, truth, name, way, min(WARM, count), run) for way in ways]
+                contest(warm)
+                for own in warm:
+                    own.close()
+            runs = [Run(loaded, prompt, truth, name, way, count, run) for way in ways]
+            contest(runs)
+            for way, own in zip(ways, runs, strict=True):
+                took, length, told = own.close()
                 seconds[name][way].append(took)
                 if told is not None:
                     breakers[name].append({**told, "mean_acceptance_length": length})
