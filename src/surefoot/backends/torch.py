@@ -17,12 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.protocols import InvarianceReport, Need, Scores, Slot, Traits
+from ..core.protocols import Ends, InvarianceReport, Need, Scores, Slot, Traits
 from ..core.sublayers import SkipSet
 from ..core.tree import Forest
 from ..errors import BackendError, BadRequest, Unsupported
 from .torch_batch import Batch, bucket, lay_out
 from .torch_cache import Pool, round_up
+from .torch_ends import ends
 from .torch_family import describe, masked_attention
 from .torch_load import from_pretrained
 from .torch_probe import compare_with_full_pass, invariance
@@ -96,7 +97,7 @@ class TorchModel:
             capacity=self._capacity,
             tree=trees,
             exact=False,
-            hidden=tuple(range(family.layers + 1)) if family.blocks is not None else (),
+            hidden=tuple(range(family.layers + 1 + (family.decoder is not None))) if family.blocks is not None else (),
             device=str(self._device),
             dtype=str(self._dtype).removeprefix("torch."),
         )
@@ -202,6 +203,10 @@ class TorchModel:
         draft._traits = replace(draft._traits, min_width=traits.min_width)
         return draft
 
+    def ends(self) -> Ends:
+        """The tables that the model reads and says tokens with, and its final norm."""
+        return ends(self.model, self._family)
+
     def trial(self) -> TorchTrial:
         """To try skip sets on texts."""
         return TorchTrial(self.model)
@@ -282,7 +287,7 @@ class TorchModel:
             extra["logits_to_keep"] = torch.from_numpy(kept).to(self._device)
         self._pool.place = batch.place
         try:
-            with Taps(self._family.blocks, need.hidden) as taps:
+            with Taps(self._family.blocks, self._family.decoder, need.hidden) as taps:
                 out = self.model(
                     input_ids=batch.ids,
                     attention_mask=masks,

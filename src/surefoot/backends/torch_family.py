@@ -32,6 +32,8 @@ class Family:
     keeps_logits: bool
     blocks: nn.ModuleList | None
     """The decoder layers, where the structure shows them: their inputs and outputs are the residual stream."""
+    decoder: nn.Module | None
+    """The model without its head, where the structure shows it."""
 
 
 def _text_config(config: Any) -> Any:
@@ -69,10 +71,14 @@ def _max_context(text: Any) -> int:
     return limit
 
 
-def _blocks(model: nn.Module, layers: int) -> nn.ModuleList | None:
+def _decoder(model: nn.Module) -> nn.Module | None:
     inner = getattr(model, "get_decoder", None)
-    decoder = inner() if callable(inner) else model
-    found = (m for m in (decoder or model).modules() if isinstance(m, nn.ModuleList) and len(m) == layers)
+    found = inner() if callable(inner) else None
+    return found if isinstance(found, nn.Module) and found is not model else None
+
+
+def _blocks(model: nn.Module, layers: int) -> nn.ModuleList | None:
+    found = (m for m in (_decoder(model) or model).modules() if isinstance(m, nn.ModuleList) and len(m) == layers)
     return next(found, None)
 
 
@@ -103,6 +109,7 @@ def describe(model: nn.Module) -> Family:
         cache_argument=cache_argument,
         keeps_logits="logits_to_keep" in accepted,
         blocks=_blocks(model, layers),
+        decoder=_decoder(model),
     )
 
 

@@ -1,4 +1,4 @@
-"""Residual streams of one pass, read by hooks on the decoder layers: l = after layer l, 0 = what enters the first.
+"""Residual streams of one pass, read by hooks: l = after layer l, 0 = what enters the first, L + 1 = what the head reads.
 
 Hooks rather than ``output_hidden_states``: its last entry is already normalized, and it keeps every layer.
 """
@@ -14,10 +14,11 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Taps:
-    """Context manager around a forward pass; ``streams[l]`` is [B, W, H] afterwards."""
+    """Context manager around a forward pass; ``streams[l]`` is [B, W, H] afterwards. ``decoder``: the model without its head."""
 
-    def __init__(self, blocks: nn.ModuleList | None, layers: Sequence[int]) -> None:
+    def __init__(self, blocks: nn.ModuleList | None, decoder: nn.Module | None, layers: Sequence[int]) -> None:
         self.blocks = blocks
+        self.decoder = decoder
         self.layers = layers
         self.streams: dict[int, Tensor] = {}
         self._handles: list[RemovableHandle] = []
@@ -27,8 +28,11 @@ class Taps:
             for layer in self.layers:
                 if layer == 0:
                     handle = self.blocks[0].register_forward_pre_hook(self._enters, with_kwargs=True)
-                else:
+                elif layer <= len(self.blocks):
                     handle = self.blocks[layer - 1].register_forward_hook(self._leaves(layer))
+                else:
+                    assert self.decoder is not None
+                    handle = self.decoder.register_forward_hook(self._leaves(layer))
                 self._handles.append(handle)
         return self
 
@@ -41,6 +45,6 @@ class Taps:
 
     def _leaves(self, layer: int) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-            self.streams[layer] = output[0] if isinstance(output, tuple) else output
+            self.streams[layer] = output if isinstance(output, Tensor) else output[0]
 
         return hook

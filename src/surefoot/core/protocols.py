@@ -5,7 +5,7 @@ B rows, N nodes in a tree, M nodes in a forest, R scored nodes, V vocabulary, H 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -46,16 +46,37 @@ class Traits:
     """A tree is computed path by path: a branch costs its ancestors again."""
     exact: bool = True
     hidden: tuple[int, ...] = ()
-    """Layers whose residual stream can be tapped: l = after layer l, 0 = embeddings."""
+    """Layers whose residual stream can be tapped: l = after layer l, 0 = embeddings, :attr:`last` = what the head reads."""
     exits: tuple[int, ...] = ()
     """Layers after which the model can be cut for early exit."""
     device: str = "cpu"
     dtype: str = "float32"
 
+    @property
+    def last(self) -> int:
+        """The tap behind the final norm."""
+        return self.n_layers + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """How a model reads tokens, and how it says them; of trained heads, which read and say with the same tables.
+
+    embedding  [V, H] float32
+    head       [V, H] float32; ``embedding`` itself where the two are tied
+    bias       [V] of the head, or None
+    norm       residual stream after the last layer [M, H] -> what the head reads [M, H]
+    """
+
+    embedding: Tensor
+    head: Tensor
+    bias: Tensor | None
+    norm: Callable[[Tensor], Tensor]
+
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What a pass must return beside logits: residual streams after these layers."""
+    """What a pass must return beside logits: the taps of :attr:`Traits.hidden` with these numbers."""
 
     hidden: tuple[int, ...] = ()
 

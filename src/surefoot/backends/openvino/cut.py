@@ -8,6 +8,7 @@ import openvino as ov
 import openvino.opset13 as op
 
 from ...errors import Unsupported
+from .graph import port
 from .structure import Structure, key, sources
 
 HIDDEN = "hidden"
@@ -37,7 +38,7 @@ def split(model: ov.Model, structure: Structure, layer: int, taps: tuple[int, ..
     for target in list(exit_port.get_target_inputs()):
         if key(target.get_node()) not in ours:
             target.replace_source_output(hidden.output(0))
-    ends = [logits, *(op.result(structure.residual[t].output(0)) for t in taps if t > layer)]
+    ends = [logits, *(op.result(port(structure, t)) for t in taps if t > layer)]
     detach_shapes(ends, hidden)
     reached = reach(ends)
     suffix = ov.Model(ends, [hidden, *(p for k, p in parameters.items() if k in reached)], "suffix")

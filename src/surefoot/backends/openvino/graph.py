@@ -119,18 +119,29 @@ def gather_rows(model: ov.Model, structure: Structure) -> None:
 def tap(model: ov.Model, structure: Structure, layers: tuple[int, ...]) -> None:
     """Make the residual streams after these layers outputs, in order, behind the logits."""
     if layers:
-        stream = check_layers(structure, layers)
-        model.add_outputs([node.output(0) for node in stream])
+        check_layers(structure, layers)
+        model.add_outputs([port(structure, layer) for layer in layers])
+
+
+def port(structure: Structure, layer: int) -> Any:
+    """The output that a tap reads: the stream after a layer, or, behind the last, what the head reads of every token."""
+    if layer < len(structure.residual):
+        return structure.residual[layer].output(0)
+    source = structure.head.input(0).get_source_output()
+    node = source.get_node()
+    if node.get_type_name() == "Gather" and ROWS in node.input(1).get_source_output().get_names():
+        source = node.input(0).get_source_output()
+    return source
 
 
 def check_layers(structure: Structure, layers: tuple[int, ...]) -> list[Any]:
-    """The residual nodes of these layers, or a refusal that says which exist."""
-    last = len(structure.residual) - 1
-    if last < 0:
+    """The residual nodes of these layers, as far as there are any, or a refusal that says which taps exist."""
+    last = len(structure.residual)
+    if last < 1:
         raise Unsupported("the residual stream of this graph was not recognised; hidden states need backend=torch")
     if any(not 0 <= layer <= last for layer in layers):
         raise Unsupported(f"hidden layers {list(layers)} asked for; the model has 0..{last}")
-    return [structure.residual[layer] for layer in layers]
+    return [structure.residual[layer] for layer in layers if layer < last]
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...core.protocols import InvarianceReport, Need, Scores, Slot, Traits
+from ...core.protocols import Ends, InvarianceReport, Need, Scores, Slot, Traits
 from ...core.sublayers import SkipSet
 from ...core.tree import Forest
 from ...errors import BackendError, BadRequest, Unsupported
@@ -25,6 +25,7 @@ from . import branches, graph
 from .branches import Lines
 from .caches import make_pool
 from .cut import HIDDEN, split
+from .ends import ends
 from .hardware import compile_options, resolve, shared_core
 from .paces import SMALL_WEIGHTS, Paces
 from .passes import arrays
@@ -241,6 +242,10 @@ class OpenVINOModel:
         )
         draft.set_passes(*self.passes())
         return draft
+
+    def ends(self) -> Ends:
+        """The tables that the model reads and says tokens with, and its final norm."""
+        return ends(self._folder)
 
     def trial(self) -> OpenVINOTrial:
         """To try skip sets on texts."""
