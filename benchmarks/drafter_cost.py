@@ -59,6 +59,7 @@ class Line:
     id: int = 0
     n_prompt: int = 1
     done: bool = field(default=False)
+    prompt_logprobs: None = None
 
 
 def text(size: int, seed: int) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,15 +35,33 @@ class Target:
     identity: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Extra:
+    """What drafters want of the target beside its logits. Another graph is compiled for it, so it is measured anew."""
+
+    taps: tuple[int, ...]
+    cut: int | None
+
+    def __str__(self) -> str:
+        cut = "" if self.cut is None else f"\0cut {self.cut}"
+        return (f"\0taps {self.taps}" if self.taps else "") + cut
+
+
 def open_target(
     model: str | os.PathLike[str] | ModelRef = DEFAULT,
     backend: str = "auto",
     *,
     precision: str = "auto",
     kv_tokens: int | None = None,
+    taps: Sequence[int] = (),
+    cut: int | None = None,
     progress: Progress | None = None,
 ) -> Target:
-    """Load a model as a target, probed, with its tokenizer."""
+    """Load a model as a target, probed, with its tokenizer.
+
+    ``taps``: activations that drafters read (:attr:`Traits.hidden`); ``cut``: the layer after which drafters leave it.
+    """
+    extra = _Extra(tuple(sorted(set(taps))), cut)
     if backend not in BACKENDS:
         raise BadRequest(f"unknown backend {backend!r}; choose {', '.join(BACKENDS)}")
     ref = resolve(model)
@@ -51,7 +70,7 @@ def open_target(
     if backend == "auto":
         backend = _backend_for(kind)
         try:
-            opened = _open(kind, path, backend, precision, kv_tokens, progress)
+            opened = _open(kind, path, backend, precision, kv_tokens, extra, progress)
             # a sliding window limits the context there, while the other backend goes beyond it
             whole = describe(path).context or 0
             if backend == "torch" or kind != "transformers" or opened.model.traits.max_context >= whole:
@@ -60,7 +79,7 @@ def open_target(
             if backend == "torch" or kind != "transformers":
                 raise
         backend = "torch"
-    return _open(kind, path, backend, precision, kv_tokens, progress)
+    return _open(kind, path, backend, precision, kv_tokens, extra, progress)
 
 
 def _backend_for(kind: str) -> str:
@@ -72,7 +91,9 @@ def _backend_for(kind: str) -> str:
     return "torch" if torch.cuda.is_available() else "openvino"
 
 
-def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | None, progress: Progress | None) -> Target:
+def _open(
+    kind: str, path: Path, backend: str, precision: str, kv_tokens: int | None, extra: _Extra, progress: Progress | None
+) -> Target:
     import torch
 
     from .calibrate import Calibration
@@ -95,9 +116,9 @@ def _open(kind: str, path: Path, backend: str, precision: str, kv_tokens: int | 
         # two pools of threads that spin for work on the same cores: a softmax between passes took 50 times as long
         torch.set_num_threads(1)
         folder = _openvino_folder(kind, path, progress)
-        target = OpenVINOModel(folder, precision=precision, kv_tokens=kv_tokens, name=path.stem)
+        target = OpenVINOModel(folder, precision=precision, kv_tokens=kv_tokens, name=path.stem, taps=extra.taps, cut=extra.cut)
     traits = target.traits
-    identity = f"{fingerprint(path)}\0{backend}\0{traits.device}\0{traits.dtype}\0{precision}"
+    identity = f"{fingerprint(path)}\0{backend}\0{traits.device}\0{traits.dtype}\0{precision}{extra}"
     calibration = Calibration(identity, progress)
     target.adopt(calibration.report(target.probe))
     if codec.vocab_size > target.traits.vocab_size:

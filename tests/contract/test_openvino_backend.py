@@ -324,52 +324,6 @@ def test_last_tap_feeds_the_head(made):
     model.close([slot])
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("kind", KINDS)
-def test_cut_one_by_one_is_one_pass(made, kind, precision):
-    model = made(kind, precision=precision, cut=1, taps=(1, 2))
-    whole = made(kind, precision="f32")
-    ids, tail = tokens(50), tokens(6, 8)
-    slot = prefill(model, ids)
-    forest = Forest.pack([DraftTree.chain(tail)], min_width=2)
-    at_once = model.score([slot], forest, Need(hidden=(1, 2)))
-    want, late = at_once.logits.clone(), at_once.hidden[2].clone()
-    streams = []
-    for i, t in enumerate(tail):
-        one = Forest.pack([DraftTree.chain([t])], min_width=2)
-        streams.append(model.prefix([slot], one, ahead=[i])[:1].clone())
-    hidden = torch.cat(streams)
-    assert torch.equal(hidden, model.prefix([slot], forest))
-    scores = model.suffix([slot], forest, hidden)
-    assert torch.equal(scores.logits, want)
-    assert torch.equal(scores.hidden[2], late)
-    assert torch.equal(scores.hidden[1], hidden)
-    model.commit([slot], [range(6)])
-    assert slot.length == 56
-    reference = prefill(whole, ids)
-    noise = 1e-3 if precision == "f32" else 0.15
-    assert (want - chain(whole, reference, tail)).abs().max() < noise * (1 + want.abs().max())
-    whole.close([reference])
-    model.close([slot])
-
-
-def test_cut_takes_trees_whole(made):
-    model = made("llama", precision="f32", cut=2)
-    slot, tail = prefill(model, tokens(40)), tokens(5, 8)
-    tree, path = bushy(tail)
-    forest = Forest.pack([tree], min_width=2)
-    want = chain(model, slot, tail)
-    hidden = model.prefix([slot], forest).clone()
-    assert torch.equal(model.suffix([slot], forest, hidden).logits[path], want)
-    with pytest.raises(BadRequest, match="chains"):
-        model.prefix([slot], forest, ahead=[1])
-    with pytest.raises(Unsupported, match="cut="):
-        made("llama").prefix(made("llama").open(1), forest)
-    with pytest.raises(Unsupported, match=r"1\.\.2"):
-        OpenVINOModel(made.folder("llama"), cut=3)
-    model.close([slot])
-
-
 def test_fast_mode_and_reports(made):
     fast = made("llama", precision="fast")
     assert not fast.traits.exact

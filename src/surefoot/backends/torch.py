@@ -10,6 +10,7 @@ widths that are powers of two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -19,11 +20,12 @@ from torch import Tensor
 
 from ..core.protocols import Ends, InvarianceReport, Need, Scores, Slot, Traits
 from ..core.sublayers import SkipSet
-from ..core.tree import Forest
+from ..core.tree import DraftTree, Forest
 from ..errors import BackendError, BadRequest, Unsupported
-from .torch_batch import Batch, bucket, lay_out
+from .torch_batch import Batch, bucket, check_pass, kept_columns, lay_out
 from .torch_cache import Pool, round_up
 from .torch_ends import ends
+from .torch_exit import Part, Sections
 from .torch_family import describe, masked_attention
 from .torch_load import from_pretrained
 from .torch_probe import compare_with_full_pass, invariance
@@ -56,6 +58,7 @@ class TorchModel:
         max_context: int | None = None,
         trees: bool = True,
         static: bool = False,
+        cut: int | Sequence[int] | None = None,
         width_step: int = 4,
         context_step: int = 512,
         name: str | None = None,
@@ -65,6 +68,7 @@ class TorchModel:
         Passes are padded to multiples of ``width_step`` nodes and ``context_step`` cache columns: CPU kernels add in
         another order for other remainders, and these are the smallest steps under which chains agree bit for bit.
         A tree moves a path's keys to other columns, hence to another order of addition: ``trees=False`` gives them up.
+        ``cut``: layer, or layers, behind which :meth:`prefix` can stop.
         """
         self._family = family = describe(model)
         if min(max_rows, max_nodes, width_step, context_step) < 1:
@@ -98,9 +102,12 @@ class TorchModel:
             tree=trees,
             exact=False,
             hidden=tuple(range(family.layers + 1 + (family.decoder is not None))) if family.blocks is not None else (),
+            exits=tuple(range(1, family.layers)) if family.blocks is not None else (),
             device=str(self._device),
             dtype=str(self._dtype).removeprefix("torch."),
         )
+        cuts = () if cut is None else (cut,) if isinstance(cut, int) else tuple(sorted(set(cut)))
+        self._sections = Sections(model, family.blocks, cuts, self._batch, self._forward)
         self._traits = replace(self._traits, vocab_size=compare_with_full_pass(self))
 
     @staticmethod
@@ -141,6 +148,7 @@ class TorchModel:
             if self._slots.get(mine.index) is mine:
                 del self._slots[mine.index]
                 mine.pending, mine.length = None, 0
+                self._sections.progress.forget([mine])
                 self._pool.give(mine.index)
 
     def score(self, slots: Sequence[Slot], forest: Forest, need: Need) -> Scores:
@@ -150,9 +158,14 @@ class TorchModel:
             return Scores(torch.zeros(0, self._traits.vocab_size, device=self._device))
         for slot in self._slots.values():
             slot.pending = None
-        batch = self._batch(mine, forest)
-        kept = self._kept_columns(batch, forest)
-        logits, hidden = self._forward(batch, kept, need)
+        early = self._sections.early(mine, forest, need)
+        batch = self._batch(mine, forest, [0] * len(mine))
+        least = self._traits.min_width if self._family.keeps_logits else batch.ids.shape[1]
+        kept = kept_columns(batch, forest, least, self._steps[0], self._static)
+        streams, part = self._sections.resume(batch, forest, early)
+        with Taps(self._family.blocks, self._family.decoder, [x for x in need.hidden if x not in streams]) as taps:
+            logits = self._forward(batch, kept, part)
+        hidden = taps.streams | {layer: x for layer, x in streams.items() if layer in need.hidden}
         for b, slot in enumerate(mine):
             lo = forest.begins[b]
             slot.pending = forest.parents[lo : lo + forest.sizes[b]].tolist()
@@ -160,8 +173,19 @@ class TorchModel:
         rows = torch.from_numpy(batch.row[scored]).to(self._device)
         places = torch.from_numpy(np.searchsorted(kept, batch.column[scored])).to(self._device)
         every = torch.from_numpy(batch.row * batch.ids.shape[1] + batch.column).to(self._device)
-        taps = {layer: h.reshape(-1, h.shape[-1])[every] for layer, h in hidden.items()}
-        return Scores(logits[rows, places].float(), taps)
+        found = {layer: h.reshape(-1, h.shape[-1])[every] for layer, h in hidden.items()}
+        return Scores(logits[rows, places].float(), found)
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return self._sections.progress.cuts
+
+    def prefix(self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int) -> Tensor:
+        mine = [self._own(s) for s in slots]
+        self._check(mine, Forest.pack([DraftTree.chain(tokens) for tokens in chains]), Need())
+        for slot in mine:
+            slot.pending = None
+        return self._sections.prefix(mine, chains, layer)
 
     def commit(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
         for slot, path in zip(slots, paths, strict=True):
@@ -174,6 +198,7 @@ class TorchModel:
             self._pool.keep(mine.index, mine.length, nodes)
             mine.length += len(nodes)
             mine.pending = None
+            self._sections.progress.forget([mine])
 
     def probe(self) -> InvarianceReport:
         return invariance(self)
@@ -230,34 +255,26 @@ class TorchModel:
             )
 
     def _check(self, slots: list[TorchSlot], forest: Forest, need: Need) -> None:
-        if len(slots) != forest.rows or len({s.index for s in slots}) != len(slots):
-            raise BackendError(f"{forest.rows} rows need as many different slots; got {len(slots)}")
-        missing = set(need.hidden) - set(self._traits.hidden)
-        if missing:
-            raise Unsupported(f"no hidden states after layer {min(missing)}; this model offers {self._traits.hidden}")
-        if not self._traits.tree and not all(forest.linear):
-            raise Unsupported("this model was built with trees=False; draft chains only, or leave that option out")
-        longest = self._traits.max_context
-        for b, slot in enumerate(slots):
-            lo, hi = forest.begins[b], forest.begins[b + 1]
-            if hi - lo > self._traits.max_nodes:
-                raise BackendError(f"{hi - lo} nodes in a row, the limit is {self._traits.max_nodes}; raise max_nodes")
-            if forest.sizes[b] and slot.length + int(forest.depth[lo : lo + forest.sizes[b]].max()) >= longest:
-                raise BackendError(f"the row would pass {longest} tokens, the model's context; shorten prompt or draft")
+        check_pass(self._traits, [s.index for s in slots], [s.length for s in slots], forest, need)
         self._room(sum(forest.sizes))
 
-    def _batch(self, slots: list[TorchSlot], forest: Forest) -> Batch:
+    def _batch(self, slots: list[TorchSlot], forest: Forest, ahead: Sequence[int]) -> Batch:
+        """``ahead``: provisional tokens of each row that stay where they are."""
         step, context_step = self._steps
         width = round_up(max(self._traits.min_width, *np.diff(forest.begins).tolist()), step)
+        # rows that only come along, in a static cache, are written to behind what was drafted
+        lengths = {s.index: s.length + self._sections.progress.ahead(s) for s in self._slots.values()}
+        lengths |= {s.index: s.length + a for s, a in zip(slots, ahead, strict=True)}
         if self._static:
             width, rows, seen = bucket(width), list(range(self._pool.max_rows)), self._pool.columns
         else:
-            rows, seen = sorted(s.index for s in slots), round_up(max(s.length for s in slots) + width, context_step)
+            rows = sorted(s.index for s in slots)
+            seen = round_up(max(lengths[row] for row in rows) + width, context_step)
         self._pool.reserve(seen)
         return lay_out(
             forest,
             [s.index for s in slots],
-            {s.index: s.length for s in self._slots.values()},
+            lengths,
             rows=rows,
             width=width,
             seen=seen,
@@ -267,37 +284,27 @@ class TorchModel:
             dtype=self._dtype,
         )
 
-    def _kept_columns(self, batch: Batch, forest: Forest) -> np.ndarray:
-        """[K] ascending columns whose logits are computed: those wanted, and more where the shape class asks for it."""
-        width = batch.ids.shape[1]
-        if not self._family.keeps_logits:
-            return np.arange(width)
-        wanted = np.unique(batch.column[forest.scored().numpy()])
-        count = round_up(max(len(wanted), self._traits.min_width), self._steps[0])
-        count = min(width, bucket(count) if self._static else count)
-        spare = np.setdiff1d(np.arange(width), wanted)
-        return np.sort(np.concatenate([wanted, spare[: count - len(wanted)]]))
-
     @torch.no_grad()
-    def _forward(self, batch: Batch, kept: np.ndarray, need: Need) -> tuple[Tensor, dict[int, Tensor]]:
-        """Logits [B, K, V] and residual streams [B, W, H]."""
+    def _forward(self, batch: Batch, kept: np.ndarray, part: Part | None) -> Tensor:
+        """Logits [B, K, V], or nothing of a pass over a part that ends before them.."""
         masks = batch.masks if self._family.keyed else next(iter(batch.masks.values()))
         extra: dict[str, Any] = {self._family.cache_argument: self._pool.cache}
         if self._family.keeps_logits:
             extra["logits_to_keep"] = torch.from_numpy(kept).to(self._device)
         self._pool.place = batch.place
+        logits = torch.empty(0)
         try:
-            with Taps(self._family.blocks, self._family.decoder, need.hidden) as taps:
-                out = self.model(
+            with part or nullcontext():
+                logits = self.model(
                     input_ids=batch.ids,
                     attention_mask=masks,
                     position_ids=batch.positions,
                     use_cache=True,
                     return_dict=True,
                     **extra,
-                )
+                ).logits
         except torch.OutOfMemoryError as e:
             raise BackendError(f"no memory for {tuple(batch.ids.shape)} nodes; lower max_rows or max_nodes") from e
         finally:
             self._pool.place = None
-        return out.logits, taps.streams
+        return logits

@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.protocols import Need, Traits
 from ..core.tree import Forest
-from .torch_cache import Place
+from ..errors import BackendError, Unsupported
+from .torch_cache import Place, round_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,34 @@ def lay_out(
     first = rows[0] if list(rows) == list(range(rows[0], rows[0] + n)) else None
     place = Place(torch.tensor(rows, device=device), columns, seen, first)
     return Batch(torch.from_numpy(ids).to(device), positions, masks, place, row, column)
+
+
+def check_pass(traits: Traits, slots: Sequence[int], lengths: Sequence[int], forest: Forest, need: Need) -> None:
+    """Raise a typed error for a pass that the target cannot make."""
+    if len(slots) != forest.rows or len(set(slots)) != len(slots):
+        raise BackendError(f"{forest.rows} rows need as many different slots; got {len(slots)}")
+    missing = set(need.hidden) - set(traits.hidden)
+    if missing:
+        raise Unsupported(f"no hidden states after layer {min(missing)}; this model offers {traits.hidden}")
+    if not traits.tree and not all(forest.linear):
+        raise Unsupported("this model was built with trees=False; draft chains only, or leave that option out")
+    longest = traits.max_context
+    for b, length in enumerate(lengths):
+        lo, hi = forest.begins[b], forest.begins[b + 1]
+        if hi - lo > traits.max_nodes:
+            raise BackendError(f"{hi - lo} nodes in a row, the limit is {traits.max_nodes}; raise max_nodes")
+        if forest.sizes[b] and length + int(forest.depth[lo : lo + forest.sizes[b]].max()) >= longest:
+            raise BackendError(f"the row would pass {longest} tokens, the model's context; shorten prompt or draft")
+
+
+def kept_columns(batch: Batch, forest: Forest, least: int, step: int, static: bool) -> np.ndarray:
+    """[K] ascending columns whose logits are computed: those wanted, and more where the shape class asks for it."""
+    width = batch.ids.shape[1]
+    wanted = np.unique(batch.column[forest.scored().numpy()])
+    count = round_up(max(len(wanted), least), step)
+    count = min(width, bucket(count) if static else count)
+    spare = np.setdiff1d(np.arange(width), wanted)
+    return np.sort(np.concatenate([wanted, spare[: count - len(wanted)]]))
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

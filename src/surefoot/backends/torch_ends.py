@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -55,6 +56,17 @@ def _final(model: Any, family: Family) -> tuple[Tensor, Tensor]:
     return found["stream"], found["read"]
 
 
+@dataclass(frozen=True, slots=True)
+class _Norm:
+    module: nn.Module
+    dtype: torch.dtype
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        out: Tensor = self.module(x.to(self.dtype)).float()
+        return out
+
+
 def _norm(family: Family, stream: Tensor, read: Tensor, kind: str) -> Any:
     """The module of the decoder that makes ``read`` of ``stream``."""
     assert family.decoder is not None
@@ -65,10 +77,5 @@ def _norm(family: Family, stream: Tensor, read: Tensor, kind: str) -> Any:
         if weight is None or weight.ndim != 1 or weight.shape[0] != stream.shape[-1]:
             continue
         if torch.allclose(module(stream), read, rtol=1e-4, atol=1e-5):
-            dtype = stream.dtype
-
-            def norm(x: Tensor, module: nn.Module = module) -> Tensor:
-                return module(x.to(dtype)).float()  # type: ignore[no-any-return]
-
-            return torch.no_grad()(norm)
+            return _Norm(module, stream.dtype)
     raise Unsupported(f"the final norm of '{kind}' was not found; choose a drafter without trained heads")

@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 class Taps:
-    """Context manager around a forward pass; ``streams[l]`` is [B, W, H] afterwards. ``decoder``: the model without its head."""
+    """Context manager around a forward pass; ``streams[l]`` is [B, W, H] afterwards. ``decoder``: all but the head."""
 
     def __init__(self, blocks: nn.ModuleList | None, decoder: nn.Module | None, layers: Sequence[int]) -> None:
         self.blocks = blocks

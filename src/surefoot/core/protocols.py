@@ -147,6 +147,25 @@ class TargetModel(Protocol):
         ...
 
 
+@runtime_checkable
+class Exits(Protocol):
+    """A target that can stop a pass behind one of its layers, and go on from there when it verifies."""
+
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        """Layers behind which it can stop, rising; empty where it was loaded whole."""
+        ...
+
+    def prefix(self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int) -> Tensor:
+        """[B, H] float32: the stream after ``layer``, one of ``cuts``, of the last token of each chain.
+
+        A chain are tokens behind the committed ones of its row, the pending one first; ``slots`` are different ones. Tokens
+        with which an earlier chain since the last commit began as well are not run again, neither here nor when chains are
+        scored. Nothing is committed.
+        """
+        ...
+
+
 class Stop(Protocol):
     """Ends a draft. Stopping *after* a token because of that token's own step is exact; taking it back is not."""
 

@@ -1,7 +1,7 @@
 """How often candidates of each kind of evidence are right, learned from what the target then says.
 
 The kind of a candidate: at which level each source names it (:data:`SILENT`: the source says nothing at this place;
-:data:`OTHER`: it names other tokens), and how far into the draft it stands. The chance is a logistic regression on these,
+:data:`OTHER`: it names other tokens; :data:`UNASKED`: it is dear, and was not asked), and how far into the draft it stands. The chance is a logistic regression on these,
 fitted online (one step a candidate, smaller the more is known of a weight), starting from the believed chances of the levels.
 """
 
@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from math import exp
 
 Kind = tuple[int, ...]
-"""Level in each source, SILENT or OTHER; last the depth class."""
+"""Level in each source, SILENT, OTHER or UNASKED; last the depth class."""
 
-SILENT, OTHER = -1, -2
+SILENT, OTHER, UNASKED = -1, -2, -3
 _REACHES = (0.15, 0.3, 0.5, 0.75)
 DEPTHS = len(_REACHES) + 3
 """Depth classes: the first token after a refusal, the first one otherwise, later ones by the reach of their parent."""
@@ -35,8 +35,8 @@ class Calibration:
     """``weights[s]``: log-odds of each level of source s at first, then of OTHER and SILENT."""
 
     def __init__(self, weights: Sequence[Sequence[float]]) -> None:
-        # the last two places of each source are those of OTHER and SILENT, which index them
-        self._weights = [list(own) for own in weights]
+        # the last three places of each source are those of UNASKED, OTHER and SILENT, which index them
+        self._weights = [[*own[:-2], 0.0, *own[-2:]] for own in weights]
         self._weights.append(list(_DEPTHS))
         self._uses = [[0.0] * len(own) for own in self._weights]
 

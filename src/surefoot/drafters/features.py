@@ -43,11 +43,15 @@ class Features:
         for b, (row, verdict) in enumerate(zip(rows, verdicts, strict=True)):
             if row.done or row.slot is None:
                 continue
-            nodes = kept(forest, b, verdict)
+            # no draft hangs below a prompt, and where the logits of its tokens are wanted too, its root is not its last token
+            prompt = verdict is None or len(row.tokens) == row.n_prompt + 1
+            nodes = kept(forest, b, None if prompt else verdict)
             end = row.slot.length
             if self._last_only:
                 nodes = nodes[-1:]
-            at = [forest.begins[b] + node for node in nodes]
+            first = forest.begins[b] + nodes[0]
+            together = nodes[-1] - nodes[0] + 1 == len(nodes)
+            at = slice(first, first + len(nodes)) if together else [forest.begins[b] + node for node in nodes]
             found = torch.cat([scores.hidden[layer][at] for layer in self._layers], 1)
             start, before = self._rows.get(row.id, (end - len(nodes), []))
             if self._last_only or start + sum(len(x) for x in before) != end - len(nodes):

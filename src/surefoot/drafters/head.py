@@ -28,7 +28,7 @@ class HeadDrafter:
         self.name, self.source, self.needs = name, source, lane.needs
         self.lane = lane
         self._vocab = vocab_size
-        self._known = vocab_size if known is None else min(known, vocab_size)
+        self.known = vocab_size if known is None else min(known, vocab_size)
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         trees = [DraftTree.chain(row.tokens[-1:]) for row in rows]
@@ -40,7 +40,7 @@ class HeadDrafter:
                 continue
             root = self.lane.root(row)
             if root is not None:
-                growing[i] = start(DraftLaw(row, self._vocab, self._known), replace(plan, depth=depth))
+                growing[i] = start(DraftLaw(row, self._vocab, self.known), replace(plan, depth=depth))
                 states[i] = {-1: root}
         while asked := [(i, node) for i, draft in growing.items() for node in draft.level]:
             before = [states[i][growing[i].parents[node]] for i, node in asked]

@@ -2,9 +2,10 @@
 
 At a place each source names tokens with the level of its evidence; equal tokens are one candidate, whose kind is the tuple of
 levels. :class:`~.calibration.Calibration` says how often candidates of that kind have been right, and each row leans to the
-better or the worse. Along a path the chances multiply: the estimated probability that a node is reached. A chain follows the
-best candidate; a tree takes the nodes of largest reach. How much of that is worth its cost, ``plan.cut`` says. Proposals are
-points (q = None), and each node is marked with the source that was surest of it.
+better or the worse. A source may be *dear*: it is asked only where the cheap ones leave doubt worth its cost, that is where
+reach x (1 - best chance) is at least ``ask``. Along a path the chances multiply: the estimated probability that a node is
+reached. A chain follows the best candidate; a tree takes the nodes of largest reach. How much of that is worth its cost,
+``plan.cut`` says. Proposals are points (q = None), and each node is marked with the source that was surest of it.
 
 Every candidate at a place that the target reached teaches, drafted or not, so no source is starved by another.
 """
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 from ..core.protocols import Need, Plan, Scores, Verdict
 from ..core.tree import PENDING, DraftTree, Forest
 from ..errors import BadRequest
-from .calibration import OTHER, SILENT, Calibration, Kind, depth_class
+from .calibration import OTHER, SILENT, UNASKED, Calibration, Kind, depth_class
 from .evidence import Source, Walk
 from .grow import tree
 from .proposed import Proposed
@@ -44,12 +45,13 @@ class _Place:
 class HybridDrafter:
     """Drafter ``hybrid``. ``sources``: each is also a drafter of the engine, which tells them of passes.
 
-    ``paths``: the target computes a tree path by path, so that a branch costs its ancestors again.
+    ``paths``: the target computes a tree path by path, so that a branch costs its ancestors again. ``ask``: chance of being the
+    one to settle a place from which on a dear source is asked.
     """
 
     name = "hybrid"
 
-    def __init__(self, sources: Sequence[Source], *, paths: bool = False, source: int = 8) -> None:
+    def __init__(self, sources: Sequence[Source], *, paths: bool = False, ask: float = 0.2, source: int = 8) -> None:
         numbers = [s.source for s in sources]
         if not sources or len(set(numbers)) != len(numbers):
             raise BadRequest(
@@ -60,6 +62,13 @@ class HybridDrafter:
         self._whole = [s for s in sources if isinstance(s, Proposed)]
         self.needs = Need(tuple(sorted({layer for s in self._whole for layer in s.needs.hidden})))
         self._paths = paths
+        dear = [getattr(s, "dear", False) for s in sources]
+        self._cheap = [i for i, own in enumerate(dear) if not own]
+        self._dear = [i for i, own in enumerate(dear) if own]
+        if isinstance(ask, bool) or not isinstance(ask, int | float) or not 0 <= ask <= 1:
+            raise BadRequest(f"hybrid: ask={ask!r} must be a number from 0 to 1")
+        self._ask = ask
+        self._blank = [UNASKED if own else SILENT for own in dear]
         self.calibration = Calibration([s.weights for s in sources])
         self._drafts: dict[int, tuple[list[dict[int, Kind]], list[int]]] = {}
         """By row, of the draft that is being scored: what was named at each node, as far as it was looked; and its tokens."""
@@ -75,27 +84,42 @@ class HybridDrafter:
     def _one(self, row: Row, plan: Plan) -> DraftTree:
         if min(plan.depth, plan.nodes, plan.width) < 1:
             return DraftTree.chain(row.tokens[-1:])
-        root = self._look(tuple(s.walk(row) for s in self._sources), plan.width, int(row.id not in self._refused))
+        root = self._look(tuple(s.walk(row) for s in self._sources), row, plan.width, int(row.id not in self._refused), 1.0)
         if plan.width == 1:
             return self._chain(row, plan, root)
         return self._tree(row, plan, root)
 
-    def _look(self, walks: tuple[Walk, ...], width: int, depth: int) -> _Place:
+    def _look(self, walks: tuple[Walk, ...], row: Row, width: int, depth: int, reach: float) -> _Place:
         kinds: dict[int, list[int]] = {}
-        blank = [SILENT] * len(walks)
-        for s, walk in enumerate(walks):
-            named = walk.candidates(max(width, _LOOK))
-            if named:
-                blank[s] = OTHER
+        blank = [*self._blank]
+        for s in self._cheap:
+            self._hear(s, walks[s], kinds, blank, width)
+        if self._dear and reach >= self._ask:
+            chance, lean = self.calibration.chance, self._leans.get(row.id, 0.0)
+            for s in self._dear:
+                sure = max([chance((*kind, depth), lean) for kind in kinds.values()], default=0.0)
+                if reach * (1.0 - sure) < self._ask:
+                    break
+                blank[s] = SILENT
                 for kind in kinds.values():
-                    kind[s] = OTHER
-                for token, level in named:
-                    if token in kinds:
-                        kinds[token][s] = level
-                    else:
-                        kind = kinds[token] = [*blank, depth]
-                        kind[s] = level
-        return _Place(walks, {token: tuple(kind) for token, kind in kinds.items()})
+                    kind[s] = SILENT
+                self._hear(s, walks[s], kinds, blank, width)
+        return _Place(walks, {token: (*kind, depth) for token, kind in kinds.items()})
+
+    @staticmethod
+    def _hear(s: int, walk: Walk, kinds: dict[int, list[int]], blank: list[int], width: int) -> None:
+        """What source s names joins ``kinds``, by token the levels of all sources; ``blank``: those of a new token."""
+        named = walk.candidates(max(width, _LOOK))
+        if named:
+            blank[s] = OTHER
+            for kind in kinds.values():
+                kind[s] = OTHER
+            for token, level in named:
+                if token in kinds:
+                    kinds[token][s] = level
+                else:
+                    kind = kinds[token] = [*blank]
+                    kind[s] = level
 
     def _chain(self, row: Row, plan: Plan, place: _Place) -> DraftTree:
         tokens, sources = [row.tokens[-1]], [PENDING]
@@ -113,7 +137,7 @@ class HybridDrafter:
             sources.append(self._surest(place.kinds[token]))
             reaches.append(reach)
             if len(reaches) < limit:
-                place = self._look(tuple([walk.after(token) for walk in place.walks]), 1, depth_class(reach))
+                place = self._look(tuple([walk.after(token) for walk in place.walks]), row, 1, depth_class(reach), reach)
                 places.append(place.kinds)
         n = len(reaches) if plan.cut is None else plan.cut(reaches, [1] * len(reaches))
         self._drafts[row.id] = places[: n + 1], tokens[: n + 1]
@@ -153,7 +177,7 @@ class HybridDrafter:
             reaches.append(reach)
             work.append(extra)
             size += extra
-            place = self._look(tuple([walk.after(token) for walk in before.walks]), plan.width, depth_class(reach))
+            place = self._look(tuple([walk.after(token) for walk in before.walks]), row, plan.width, depth_class(reach), reach)
             places.append(place.kinds)
         n = len(reaches) if plan.cut is None else plan.cut(reaches, work)
         self._drafts[row.id] = places[: n + 1], tokens[: n + 1]

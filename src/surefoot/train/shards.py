@@ -38,6 +38,19 @@ class Document:
     hidden: Mapping[int, Tensor]
 
 
+def shard_path(folder: Path, number: int) -> Path:
+    return folder / f"shard-{number:05d}.safetensors"
+
+
+def documents_in(path: Path) -> int:
+    """Documents of a shard; 0 where there is none, or a damaged one."""
+    try:
+        with safe_open(path, "pt") as file:
+            return int(file.get_slice("starts").get_shape()[0])
+    except (SafetensorError, OSError):
+        return 0
+
+
 def write_shard(folder: Path, number: int, documents: Sequence[Document]) -> Path:
     """Raises :class:`OSError` (a full disk) with nothing left behind."""
     sizes = [len(d.tokens) for d in documents]
@@ -49,7 +62,7 @@ def write_shard(folder: Path, number: int, documents: Sequence[Document]) -> Pat
     }
     for tap in documents[0].hidden:
         data[f"hidden.{tap}"] = torch.cat([d.hidden[tap] for d in documents]).to(torch.float16)
-    place = folder / f"shard-{number:05d}.safetensors"
+    place = shard_path(folder, number)
     staging = place.with_suffix(".part")
     try:
         save_file(data, staging)
@@ -72,7 +85,7 @@ class Shards:
             raise ModelNotFound(f"{folder} holds no captured text ({FACTS_FILE} is missing); run the capture first") from None
         except ValueError:
             raise BadRequest(f"{folder / FACTS_FILE} is damaged; delete the folder and capture again") from None
-        self._files = []
+        self._files: list[Any] = []
         self._index: list[tuple[int, int, int, int]] = []
         """File, begin, end and answer of each document."""
         for path in sorted(folder.glob(_PATTERN)):
@@ -94,6 +107,11 @@ class Shards:
         """Tokens of document i."""
         _, begin, end, _ = self._index[i]
         return end - begin
+
+    def answer(self, i: int) -> int:
+        """Place in document i of the first token that is the target's own."""
+        _, begin, _, answer = self._index[i]
+        return answer - begin
 
     def document(self, i: int, taps: Sequence[int] = (), begin: int = 0, end: int | None = None) -> Document:
         """Document i, or the window [begin, end) of it, with the activations of these taps."""

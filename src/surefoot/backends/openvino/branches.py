@@ -40,11 +40,11 @@ class Lines:
     def size(self) -> int:
         return self.begins[-1]
 
-    def padded(self, pool: BlockPool, size: int) -> Lines:
-        """The same with padding up to ``size`` tokens, if the pool has room for it."""
+    def padded(self, pool: BlockPool, size: int, ahead: int = 0) -> Lines:
+        """The same with padding up to ``size`` tokens, if the pool has room; ``ahead``: tokens before the last chain's own."""
         pad = size - self.size
         last = self.slots[-1]
-        width = self.begins[-1] - self.begins[-2] + pad
+        width = ahead + self.begins[-1] - self.begins[-2] + pad
         if pad <= 0 or -(-(last.length + width) // pool.block) - len(last.table) > pool.free:
             return self
         pool.reserve([last], [width])
@@ -101,7 +101,6 @@ def _spread(pool: BlockPool, slots: Sequence[Slot], forest: Forest, min_width: i
         lines = [list(range(hi - lo))]
         if not forest.linear[b]:
             lines = paths(forest.parents[lo:hi].tolist(), min_width)
-            # The same tree again (prefix, then suffix of a cut model) finds the caches that the first pass filled.
             if slot.lines != lines:
                 pool.prune(slot)
                 slot.lines = lines

@@ -1,7 +1,8 @@
-"""Early exit: a graph cut after layer E into a prefix (embeddings … E) and a suffix (E+1 … logits) over the same caches."""
+"""Early exit: a graph cut after some layers into sections over the same caches; the last one makes the logits."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import openvino as ov
@@ -14,35 +15,44 @@ from .structure import Structure, key, sources
 HIDDEN = "hidden"
 
 
-def split(model: ov.Model, structure: Structure, layer: int, taps: tuple[int, ...]) -> tuple[ov.Model, ov.Model]:
-    """Prefix with outputs (stream after ``layer``, taps up to it), suffix with outputs (logits, later taps).
+def split(model: ov.Model, structure: Structure, cuts: Sequence[int], taps: Sequence[int]) -> list[ov.Model]:
+    """Sections, the first reading tokens and each other one the stream at a cut; ``cuts`` rise.
 
+    Outputs: the stream at the section's end (of the last section the logits), then the taps between the cuts, in order.
     ``structure`` is that of ``model``, which is taken apart.
     """
     last = len(structure.residual) - 1
     if last < 0:
         raise Unsupported("the residual stream of this graph was not recognised, so it cannot be cut for early exit")
-    if not 0 < layer < last:
-        raise Unsupported(f"cannot cut after layer {layer}; choose 1..{last - 1}")
-    exit_port = structure.residual[layer].output(0)
+    for layer in cuts:
+        if not 0 < layer < last:
+            raise Unsupported(f"cannot cut after layer {layer}; choose 1..{last - 1}")
     parameters = {key(p): p for p in model.get_parameters()}
     logits = model.output("logits").get_node()
-    early = [exit_port, *(structure.residual[t].output(0) for t in taps if t <= layer)]
-    prefix_ends = [op.result(port) for port in early]
-    reached = reach(prefix_ends)
-    # A copy, because the two halves share nodes (shapes, rotary tables) that are rewired for the suffix below.
-    prefix = ov.Model(prefix_ends, [p for k, p in parameters.items() if k in reached], "prefix").clone()
-    hidden = op.parameter(exit_port.get_partial_shape(), ov.Type.f32, name=HIDDEN)
-    hidden.output(0).set_names({HIDDEN})
-    ours = {key(r) for r in prefix_ends}
-    for target in list(exit_port.get_target_inputs()):
-        if key(target.get_node()) not in ours:
-            target.replace_source_output(hidden.output(0))
-    ends = [logits, *(op.result(port(structure, t)) for t in taps if t > layer)]
-    detach_shapes(ends, hidden)
+    sections, before = [], -1
+    for layer in cuts:
+        exit_port = structure.residual[layer].output(0)
+        ends = [op.result(port) for port in (exit_port, *(structure.residual[t].output(0) for t in taps if before < t < layer))]
+        # A copy, because the sections share nodes (shapes, rotary tables) that are rewired for the later ones below.
+        sections.append(_section(ends, parameters, f"to layer {layer}").clone())
+        hidden = op.parameter(exit_port.get_partial_shape(), ov.Type.f32, name=f"{HIDDEN}.{layer}")
+        hidden.output(0).set_names({HIDDEN})
+        ours = {key(r) for r in ends}
+        for target in list(exit_port.get_target_inputs()):
+            if key(target.get_node()) not in ours:
+                target.replace_source_output(hidden.output(0))
+        parameters[key(hidden)] = hidden
+        later = [logits, *(op.result(port(structure, t)) for t in taps if t > layer)]
+        later += [op.result(structure.residual[c].output(0)) for c in cuts if c > layer]
+        detach_shapes(later, hidden)
+        before = layer
+    sections.append(_section([logits, *(op.result(port(structure, t)) for t in taps if t > before)], parameters, "to the end"))
+    return sections
+
+
+def _section(ends: list[Any], parameters: dict[str, Any], name: str) -> ov.Model:
     reached = reach(ends)
-    suffix = ov.Model(ends, [hidden, *(p for k, p in parameters.items() if k in reached)], "suffix")
-    return prefix, suffix
+    return ov.Model(ends, [p for k, p in parameters.items() if k in reached], name)
 
 
 def detach_shapes(ends: list[Any], hidden: Any) -> None:

@@ -24,8 +24,9 @@ from ...errors import BackendError, BadRequest, Unsupported
 from . import branches, graph
 from .branches import Lines
 from .caches import make_pool
-from .cut import HIDDEN, split
+from .cut import split
 from .ends import ends
+from .exits import Sections
 from .hardware import compile_options, resolve, shared_core
 from .paces import SMALL_WEIGHTS, Paces
 from .passes import arrays
@@ -46,7 +47,7 @@ class OpenVINOModel:
     precision  "auto" (bf16 where the processor has it, else f32), "bf16", "f32", or "fast" (quantized activations: not exact)
     kv_tokens  tokens the KV pool holds over all rows; memory is only used as it fills
     taps       layers whose residual stream ``score`` can return
-    cut        layer after which to cut for early exit (:meth:`prefix`, :meth:`suffix`)
+    cut        layer, or layers, after which to cut for early exit (:meth:`prefix`)
     trees      "chains" (exact), "mask" (each node computed once, not exact), "auto" (mask in the fast mode only)
     report     outcome of an earlier :meth:`probe` of this model on this machine
     copies     times that the graph is compiled, 1 or 2 (see :class:`Paces`); None: twice where its weights are small
@@ -63,7 +64,7 @@ class OpenVINOModel:
         kv_tokens: int | None = None,
         threads: int | None = None,
         taps: Sequence[int] = (),
-        cut: int | None = None,
+        cut: int | Sequence[int] | None = None,
         trees: str = "auto",
         report: InvarianceReport | None = None,
         name: str | None = None,
@@ -77,14 +78,15 @@ class OpenVINOModel:
             raise BadRequest(f"unknown trees {trees!r}; choose one of {', '.join(TREES)}")
         if copies not in (None, 1, 2):
             raise BadRequest(f"copies must be 1 or 2, not {copies}")
-        if cut is not None and copies == 2:
+        cuts = () if cut is None else (cut,) if isinstance(cut, int) else tuple(sorted(set(cut)))
+        if cuts and copies == 2:
             raise BadRequest("a model with a cut is compiled once; leave copies or cut out")
         core = shared_core()
         self.precision = resolve(core, precision)
         self.trees = trees if trees != "auto" else "mask" if self.precision == "fast" else "chains"
         facts = graph.facts(Path(folder))
         model, structure = graph.load(core, Path(folder))
-        taps = tuple(sorted(set(taps)))
+        taps = tuple(sorted({*taps, *cuts}))
         graph.check_layers(structure, taps)
         graph.slide(model, structure, facts.windows)
         self.window = graph.sliding_window(structure)
@@ -92,17 +94,20 @@ class OpenVINOModel:
             model, structure = edit(model, structure)
         graph.gather_rows(model, structure)
         options = compile_options(self.precision, threads)
-        self._folder, self._threads, self._cut, self._taps = Path(folder), threads, cut, taps
-        if cut is None:
+        self._folder, self._threads, self._taps = Path(folder), threads, taps
+        self._sections: Sections | None = None
+        if cuts:
+            inner = [t for t in taps if t not in cuts]
+            parts = [Runner(core, part, options) for part in split(model, structure, cuts, inner)]
+            self._pool = make_pool(parts, kv_tokens)
+            self._sections, self._paces = Sections(parts, cuts, inner, self._pool), Paces(())
+        else:
             graph.tap(model, structure, taps)
             twice = copies if copies is not None else 1 + (graph.weights(Path(folder)) <= SMALL_WEIGHTS)
-            self._runners: tuple[Runner, ...] = tuple(Runner(core, model, options) for _ in range(twice))
-        else:
-            self._runners = tuple(Runner(core, part, options) for part in split(model, structure, cut, taps))
-        self._pool = make_pool(self._runners, kv_tokens)
+            self._paces = Paces([Runner(core, model, options) for _ in range(twice)])
+            self._pool = make_pool(self._paces.runners, kv_tokens)
         self._masked = False
-        self.steady = True
-        self._paces = Paces(self._runners if cut is None else ())
+        self._steady = True
         # The kernel counts a window in cache rows, so under a tree mask, and in a graph whose windows got lost, contexts must
         # stay within it; there a sliding layer is an ordinary one.
         narrow = self.window if self.trees == "mask" else facts.window if not self.window else 0
@@ -117,7 +122,7 @@ class OpenVINOModel:
             max_nodes=min(MAX_NODES, context),
             capacity=self._pool.capacity,
             min_width=2,
-            steady=cut is None,
+            steady=True,
             narrow=self._paces.narrow,
             paths=self.trees == "chains",
             exact=self.can_be_exact,
@@ -137,6 +142,16 @@ class OpenVINOModel:
         return self._pool
 
     @property
+    def steady(self) -> bool:
+        return self._steady
+
+    @steady.setter
+    def steady(self, on: bool) -> None:
+        self._steady = on
+        if self._sections is not None:
+            self._sections.steady = on
+
+    @property
     def can_be_exact(self) -> bool:
         """Whether the options leave any class of passes exact, whatever a probe says."""
         return self.precision != "fast" and self.trees == "chains"
@@ -154,6 +169,8 @@ class OpenVINOModel:
         """Change the class of passes (the probe does)."""
         self._masked = masked
         self._traits = replace(self._traits, min_width=min_width)
+        if self._sections is not None:
+            self._sections.min_width, self._sections.masked = min_width, masked
 
     def work(self, forest: Forest) -> int:
         """Tokens that a pass over ``forest`` computes: more than its nodes where trees are taken apart."""
@@ -172,45 +189,24 @@ class OpenVINOModel:
             wanted = sorted({*need.hidden, *self._taps})
             raise Unsupported(f"hidden layers {list(need.hidden)} were not all tapped; load the model with taps={wanted}")
         inputs, rows, lines = self._prepare(slots, forest)
-        if self._cut is None:
+        if self._sections is not None:
+            logits, found = self._sections.score(_ours(slots), forest, lines, inputs, rows)
+        else:
             start = perf_counter()
             asked = lines.size - lines.pad
             logits, *taps = self._paces.run(inputs, asked, [rows] + [lines.size] * len(self._taps))
             self._paces.ran(asked, lines.size, perf_counter() - start)
-        else:
-            early = sum(t <= self._cut for t in self._taps)
-            hidden, *taps = self._runners[0].run(inputs, [lines.size] * (1 + early))
-            inputs[HIDDEN] = _stream(hidden)
-            logits, *more = self._runners[1].run(inputs, [rows] + [lines.size] * (len(self._taps) - early))
-            taps += more
-        found = dict(zip(self._taps, taps, strict=True))
+            found = dict(zip(self._taps, taps, strict=True))
         return Scores(logits[: _scored(forest)], {layer: _gather(found[layer], lines) for layer in need.hidden}, lines.size)
 
-    def prefix(self, slots: Sequence[Slot], forest: Forest, ahead: Sequence[int] | None = None) -> Tensor:
-        """Layers up to the cut only. Residual stream [M, H] after it, a view valid until the next pass.
+    @property
+    def cuts(self) -> tuple[int, ...]:
+        return self._sections.progress.cuts if self._sections is not None else ()
 
-        ``ahead[b]``: tokens of row b behind the committed ones that earlier calls already ran through the prefix; so an
-        early-exit drafter goes on one token at a time (chains only). Nothing is committed.
-        """
-        cut = self._need_cut()
-        inputs, _, lines = self._prepare(slots, forest, ahead)
-        early = sum(t <= cut for t in self._taps)
-        return _gather(self._runners[0].run(inputs, [lines.size] * (1 + early))[0], lines)
-
-    def suffix(self, slots: Sequence[Slot], forest: Forest, hidden: Tensor) -> Scores:
-        """Layers after the cut over the streams [M, H] that :meth:`prefix` returned for the nodes of ``forest``.
-
-        Of a tree the prefix must have run as a whole. ``Scores.hidden`` has the stream at the cut and the later taps.
-        """
-        cut = self._need_cut()
-        if hidden.shape != (forest.nodes, self._traits.hidden_size):
-            raise BadRequest(f"hidden must be {[forest.nodes, self._traits.hidden_size]}, not {list(hidden.shape)}")
-        inputs, rows, lines = self._prepare(slots, forest)
-        inputs[HIDDEN] = _stream(hidden if lines.nodes is None else hidden[torch.from_numpy(lines.nodes)])
-        late = [t for t in self._taps if t > cut]
-        logits, *taps = self._runners[1].run(inputs, [rows] + [lines.size] * len(late))
-        streams = {t: _gather(x, lines) for t, x in zip(late, taps, strict=True)}
-        return Scores(logits[: _scored(forest)], {cut: hidden, **streams})
+    def prefix(self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int) -> Tensor:
+        if self._sections is None:
+            raise Unsupported(f"the model was loaded whole; load it with cut={layer} for early exit")
+        return self._sections.prefix(_ours(slots), chains, layer)
 
     def commit(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
         rows = _ours(slots)
@@ -221,11 +217,13 @@ class OpenVINOModel:
                 )
         for row, path in zip(rows, paths, strict=True):
             branches.keep(self._pool, row, path)
+        self._forget(rows)
 
     def close(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             if isinstance(slot, Row) and slot.open:
                 self._pool.release(slot)
+                self._forget([slot])
 
     def probe(self) -> InvarianceReport:
         from .probe import probe
@@ -251,40 +249,27 @@ class OpenVINOModel:
         """To try skip sets on texts."""
         return OpenVINOTrial(self._folder, compile_options(self.precision, self._threads))
 
-    def _prepare(
-        self, slots: Sequence[Slot], forest: Forest, ahead: Sequence[int] | None = None
-    ) -> tuple[dict[str, np.ndarray], int, Lines]:
+    def _prepare(self, slots: Sequence[Slot], forest: Forest) -> tuple[dict[str, np.ndarray], int, Lines]:
         rows = _ours(slots)
         widths = [hi - lo for lo, hi in pairwise(forest.begins)]
         if max(widths) > self._traits.max_nodes:
             raise BadRequest(f"a row has {max(widths)} nodes but the backend takes {self._traits.max_nodes} a pass; split it")
-        if ahead is not None:
-            if not all(forest.linear):
-                raise BadRequest("tokens ahead are for chains; run the prefix over a whole tree at once")
-            widths = [w + a for w, a in zip(widths, ahead, strict=True)]
         masked = self._masked
-        if ahead is None and self.trees == "chains":
+        if self.trees == "chains":
             lines = branches.lay_out(self._pool, rows, forest, self._traits.min_width)
-            if self.steady and self._cut is None and not masked:
-                lines = lines.padded(self._pool, self._paces.size(lines.size))
+            if self.steady and not masked:
+                lines = lines.padded(self._pool, (self._sections or self._paces).size(lines.size))
         else:
             self._pool.reserve(rows, widths)
             lines = Lines(rows, None, None, forest.begins)
             masked = masked or not all(forest.linear)
         for row, width in zip(rows, widths, strict=True):
             row.pending = width
-        return *arrays(lines, forest, self._pool.block, masked, ahead), lines
+        return *arrays(lines, forest, self._pool.block, masked), lines
 
-    def _need_cut(self) -> int:
-        if self._cut is None:
-            raise Unsupported("the model was loaded whole; load it with cut=LAYER for early exit")
-        return self._cut
-
-
-def _stream(hidden: Tensor) -> np.ndarray:
-    """[M, H] -> float32 [M, 1, H]."""
-    flat = hidden.detach().to(torch.float32).contiguous().numpy()
-    return flat.reshape(flat.shape[0], 1, -1)
+    def _forget(self, rows: Sequence[Row]) -> None:
+        if self._sections is not None:
+            self._sections.progress.forget(rows)
 
 
 def _gather(hidden: Tensor, lines: Lines) -> Tensor:

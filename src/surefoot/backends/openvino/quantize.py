@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def quantize(folder: Path, out: Path, bits: int = 4) -> Path:
         model = shared_core().read_model(path)
     except RuntimeError as e:
         raise BackendError(f"{path} cannot be read by OpenVINO ({first_line(e)}); convert it again") from None
-    weights = list(_weights(model, bits))
+    weights = matrices(model, bits)
     before = sum(w.size * w.stored for w in weights)
     after = sum(w.size * min(w.stored, w.bits) for w in weights)
     if not before or after > _WORTH * before:
@@ -86,16 +86,21 @@ def quantize(folder: Path, out: Path, bits: int = 4) -> Path:
             "choose another drafter, or a target of more bits"
         )
     need_room(out, path.with_suffix(".bin").stat().st_size)
-    for weight in weights:
-        if weight.stored > weight.bits:
-            _replace(weight)
-    model.validate_nodes_and_infer_types()
+    compress(model, weights)
     with whole(out) as staging:
         ov.save_model(model, staging / MODEL_FILE, compress_to_fp16=False)
         for name in (FACTS_FILE, "config.json"):
             if (path.parent / name).is_file():
                 shutil.copyfile(path.parent / name, staging / name)
     return out
+
+
+def compress(model: ov.Model, weights: Sequence[Weight]) -> None:
+    """Round the graph's weights in place, those of more bits than wanted."""
+    for weight in weights:
+        if weight.stored > weight.bits:
+            _replace(weight)
+    model.validate_nodes_and_infer_types()
 
 
 def groups(width: int) -> int:
@@ -118,16 +123,19 @@ def pack(w: Array, bits: int) -> tuple[Array, Array, Array]:
     return numbers.astype(np.uint8), zero.astype(np.uint8), scale
 
 
-def _weights(model: ov.Model, bits: int) -> Iterator[Weight]:
+def matrices(model: ov.Model, bits: int) -> list[Weight]:
+    """The constant weights of the graph's matrix products; the last one keeps 8 bits at least."""
     products = [node for node in model.get_ordered_ops() if node.get_type_name() == "MatMul"]
     found = [node for node in products if _stored(node.input(1).get_source_output().get_node())]
+    out = []
     for node in found:
         shape = node.input(1).get_partial_shape()
         if len(shape) != 2 or shape.is_dynamic or min(shape.to_shape()) < 2:
             continue
         source = node.input(1).get_source_output().get_node()
         rows, columns = shape.to_shape()
-        yield Weight(node, rows * columns, _stored(source), max(bits, 8) if node is found[-1] else bits)
+        out.append(Weight(node, rows * columns, _stored(source), max(bits, 8) if node is found[-1] else bits))
+    return out
 
 
 def _stored(node: Any) -> int:

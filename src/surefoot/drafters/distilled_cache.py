@@ -1,0 +1,95 @@
+"""What a distilled draft has read of one row: keys and values of its committed tokens and, behind them, of drafted ones.
+
+Drafted tokens lie in the order in which they were read, each with the place of the token that it stands behind, so the branches
+of a draft share what they have in common. When tokens were committed, those of the draft among them move into place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+BLOCK = 64
+"""Capacity grows in such steps."""
+
+
+class Held:
+    """``form``: numbers of a place, [L, 2, g, d]."""
+
+    __slots__ = ("_behind", "buffer", "length", "tokens", "turn", "used")
+
+    def __init__(self, form: Sequence[int], device: torch.device) -> None:
+        self.buffer = torch.zeros(0, *form, device=device)
+        """[capacity, L, 2, g, d]; finite everywhere, as places that are not seen are computed with, too."""
+        self.tokens: Sequence[int] = ()
+        """The row's; the first ``length`` of them are held."""
+        self.length = 0
+        self.used = 0
+        """Places in use, drafted tokens included."""
+        self.turn = 0
+        """Changes when places change their meaning."""
+        self._behind: dict[tuple[int, int], int] = {}
+        """(place before, token) -> place of a drafted token; -1 is the last committed one."""
+
+    def settle(self, tokens: Sequence[int]) -> None:
+        """Hold what was read of ``tokens``, which the row has committed, and of drafts no more."""
+        self.tokens = tokens
+        self.length = min(self.length, len(tokens))
+        path: list[int] = []
+        for token in tokens[self.length :]:
+            place = self._behind.get((path[-1] if path else -1, token))
+            if place is None:
+                break
+            path.append(place)
+        end = self.length + len(path)
+        if path != list(range(self.length, end)):
+            self.buffer[self.length : end] = self.buffer[path]
+        self._behind.clear()
+        self.length = self.used = end
+        self.turn += 1
+
+    def reserve(self, places: int) -> None:
+        if places > len(self.buffer):
+            more = torch.zeros(-(-max(places, len(self.buffer) * 3 // 2) // BLOCK) * BLOCK, *self.buffer.shape[1:])
+            more = more.to(self.buffer.device)
+            more[: self.used] = self.buffer[: self.used]
+            self.buffer = more
+
+    def commit(self, made: Tensor) -> None:
+        """Keys and values [n, L, 2, g, d] of the next committed tokens; no draft may be under way."""
+        self.reserve(self.used + len(made))
+        self.buffer[self.used : self.used + len(made)] = made
+        self.length = self.used = self.used + len(made)
+        self.turn += 1
+
+    def draft(self, path: tuple[int, ...], tokens: Sequence[int], made: Tensor) -> tuple[int, ...]:
+        """Drafted tokens, one behind the other, behind ``path``; returns the longer path."""
+        self.reserve(self.used + len(tokens))
+        self.buffer[self.used : self.used + len(tokens)] = made
+        for token in tokens:
+            self._behind[path[-1] if path else -1, token] = self.used
+            path = (*path, self.used)
+            self.used += 1
+        return path
+
+    def copy(self, length: int) -> Held:
+        """Another row's, with the first ``length`` committed tokens."""
+        other = Held(self.buffer.shape[1:], self.buffer.device)
+        other.reserve(length)
+        other.buffer[:length] = self.buffer[:length]
+        other.tokens, other.length, other.used = self.tokens[:length], length, length
+        return other
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens both begin with."""
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,104 @@
+"""A trained head as a source of ``hybrid``: asked token by token, also behind tokens that other sources drafted.
+
+A step of a head costs far more than a look into text, so a head is *dear*: hybrid asks it only where cheap sources leave
+doubt. Its level of evidence is the head's own probability of the candidate, in classes, and how deep into the draft it stands:
+behind the pending token the head has read the target's own activations, further on only what it made of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect
+from collections.abc import Sequence
+from math import log
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..core.protocols import Need
+from .evidence import Candidate
+from .head import HeadDrafter
+
+if TYPE_CHECKING:
+    from ..core.request import Row
+
+_BOUNDS = (0.02, 0.06, 0.12, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.96)
+"""Bounds of the classes of probability."""
+_CLASSES = len(_BOUNDS) + 1
+_MIDDLES = (0.01, 0.04, 0.09, 0.16, 0.25, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85, 0.93, 0.98)
+_DEPTHS = (1.0, 0.9, 0.85, 0.8)
+"""How far the head's own probability is believed at first, by depth."""
+_LEVELS = tuple(trust * middle for trust in _DEPTHS for middle in _MIDDLES)
+WEIGHTS = (*(log(chance / (1.0 - chance)) - 0.3 for chance in _LEVELS), -1.5, 0.0)
+
+
+class HeadSource:
+    """``inner`` is also a drafter of the engine, which tells it of passes. ``depth``: steps of the head in a draft, at most."""
+
+    dear = True
+    levels: Sequence[float] = _LEVELS
+    weights: Sequence[float] = WEIGHTS
+
+    def __init__(self, inner: HeadDrafter, depth: int = 8) -> None:
+        self.inner = inner
+        self.name, self.source = inner.name, inner.source
+        self.needs: Need = inner.needs
+        self.depth = min(depth, inner.lane.depth)
+        ids = inner.lane.draft_ids
+        self._ids = None if ids is None else ids.tolist()
+
+    def walk(self, row: Row) -> HeadWalk:
+        return HeadWalk(self, _Root(self.inner.lane, row), row.tokens[-1], 0)
+
+    def say(self, state: Any, token: int, width: int) -> tuple[Any, list[tuple[int, float]]]:
+        """The state behind ``token``, and the likeliest tokens there with their probabilities."""
+        [after], logits = self.inner.lane.step([state], [token])
+        values, at = logits[0].topk(width)
+        chances = (values - torch.logsumexp(logits[0], 0)).exp().tolist()
+        known, ids = self.inner.known, self._ids
+        found = [(at if ids is None else ids[at], chance) for at, chance in zip(at.tolist(), chances, strict=True)]
+        return after, [(token, chance) for token, chance in found if token < known]
+
+
+class _Root:
+    """The state in front of a row's pending token, made when it is first asked for."""
+
+    __slots__ = ("_lane", "_made", "_row", "_state")
+
+    def __init__(self, lane: Any, row: Row) -> None:
+        self._lane, self._row = lane, row
+        self._made, self._state = False, None
+
+    def state(self) -> Any | None:
+        if not self._made:
+            self._made, self._state = True, self._lane.root(self._row)
+        return self._state
+
+
+class HeadWalk:
+    """Behind ``token``, ``depth`` drafted tokens into the draft. The head steps when it is first asked for candidates."""
+
+    __slots__ = ("_after", "_before", "_depth", "_found", "_of", "_token")
+
+    def __init__(self, of: HeadSource, before: HeadWalk | _Root, token: int, depth: int) -> None:
+        self._of, self._before, self._token, self._depth = of, before, token, depth
+        self._after: Any | None = None
+        self._found: list[tuple[int, float]] | None = None
+
+    def state(self) -> Any | None:
+        """The state of the head behind the token; None: it cannot look so far."""
+        if self._found is None:
+            before = self._before.state() if self._depth < self._of.depth else None
+            if before is None:
+                self._found = []
+            else:
+                self._after, self._found = self._of.say(before, self._token, 3)
+        return self._after
+
+    def candidates(self, width: int) -> list[Candidate]:
+        self.state()
+        assert self._found is not None
+        base = _CLASSES * min(self._depth, len(_DEPTHS) - 1)
+        return [(token, base + bisect(_BOUNDS, chance)) for token, chance in self._found[:width]]
+
+    def after(self, token: int) -> HeadWalk:
+        return HeadWalk(self._of, self, token, self._depth + 1)
