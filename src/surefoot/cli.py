@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "what speculation gains, from acceptance and cost, before anything is run",
     "audit": "hold speculative decoding against plain decoding, token by token",
     "tune": "find the fastest way to draft for a model on this machine, and write it to a configuration",
+    "train": "train a draft head for a model on what that model says",
     "datastore": "make a file of your own texts that drafts are taken from, or say what one holds",
     "models": "list the models on this machine, or fetch one",
     "demo": "answer with the default model, then compare plain and speculative decoding",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,16 +35,8 @@ class Target:
     identity: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Extra:
-    """What drafters want of the target beside its logits. Another graph is compiled for it, so it is measured anew."""
-
-    taps: tuple[int, ...]
-    cut: int | None
-
-    def __str__(self) -> str:
-        cut = "" if self.cut is None else f"\0cut {self.cut}"
-        return (f"\0taps {self.taps}" if self.taps else "") + cut
+Taps = Sequence[int] | Callable[[int], Sequence[int]]
+"""Activations that drafters read (:attr:`Traits.hidden`); or what says them for a model of so many layers."""
 
 
 def open_target(
@@ -53,15 +45,15 @@ def open_target(
     *,
     precision: str = "auto",
     kv_tokens: int | None = None,
-    taps: Sequence[int] = (),
+    taps: Taps = (),
     cut: int | None = None,
     progress: Progress | None = None,
 ) -> Target:
     """Load a model as a target, probed, with its tokenizer.
 
-    ``taps``: activations that drafters read (:attr:`Traits.hidden`); ``cut``: the layer after which drafters leave it.
+    ``taps``: activations that drafters read; ``cut``: the layer after which they leave the model for early exit.
     """
-    extra = _Extra(tuple(sorted(set(taps))), cut)
+    extra = {"taps": taps, "cut": cut}
     if backend not in BACKENDS:
         raise BadRequest(f"unknown backend {backend!r}; choose {', '.join(BACKENDS)}")
     ref = resolve(model)
@@ -92,7 +84,7 @@ def _backend_for(kind: str) -> str:
 
 
 def _open(
-    kind: str, path: Path, backend: str, precision: str, kv_tokens: int | None, extra: _Extra, progress: Progress | None
+    kind: str, path: Path, backend: str, precision: str, kv_tokens: int | None, extra: dict[str, Any], progress: Progress | None
 ) -> Target:
     import torch
 
@@ -116,9 +108,12 @@ def _open(
         # two pools of threads that spin for work on the same cores: a softmax between passes took 50 times as long
         torch.set_num_threads(1)
         folder = _openvino_folder(kind, path, progress)
-        target = OpenVINOModel(folder, precision=precision, kv_tokens=kv_tokens, name=path.stem, taps=extra.taps, cut=extra.cut)
+        target = OpenVINOModel(folder, precision=precision, kv_tokens=kv_tokens, name=path.stem, **extra)
     traits = target.traits
-    identity = f"{fingerprint(path)}\0{backend}\0{traits.device}\0{traits.dtype}\0{precision}{extra}"
+    identity = f"{fingerprint(path)}\0{backend}\0{traits.device}\0{traits.dtype}\0{precision}"
+    if backend == "openvino":  # another graph is compiled for these
+        identity += f"\0taps {traits.hidden}" if traits.hidden else ""
+        identity += f"\0cut {extra['cut']}" if extra["cut"] is not None else ""
     calibration = Calibration(identity, progress)
     target.adopt(calibration.report(target.probe))
     if codec.vocab_size > target.traits.vocab_size:

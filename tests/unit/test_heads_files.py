@@ -301,3 +301,51 @@ def test_a_refusal_does_not_load_the_tensors(tmp_path, name, monkeypatch):
     monkeypatch.setattr(files, "_tensors", lambda *args: pytest.fail("loaded"))
     with pytest.raises(SurefootError):
         open_head(tmp_path, ends_of(), 2)
+
+
+def attention_heads():
+    """A saved head of each kind that has attention: kind, and what saves it for the target of ``eagle_toys``."""
+    from eagle_toys import IDS, eagle, eagle3, ends
+
+    from surefoot.heads.attention import AttentionConfig
+    from surefoot.heads.distilled import Distilled, DistilledConfig
+    from surefoot.heads.distilled_files import save_distilled
+    from surefoot.heads.eagle_files import save_eagle, save_eagle3
+    from surefoot.heads.exit import Exit, ExitConfig
+    from surefoot.heads.exit_files import save_exit
+
+    own, attention = ends(), AttentionConfig(24, 4, 2, 6)
+    return own, {
+        "eagle": ("eagle", lambda folder: save_eagle(folder, eagle(own, IDS))),
+        "eagle3-raw": ("eagle3", lambda folder: save_eagle3(folder, eagle3(own))),
+        "eagle3-speculators": ("eagle3", lambda folder: save_eagle3(folder, eagle3(own), layout="speculators")),
+        "kangaroo": (
+            "exit",
+            lambda folder: save_exit(folder, Exit(ExitConfig("kangaroo", 2, attention), own), layout="kangaroo"),
+        ),
+        "exit": ("exit", lambda folder: save_exit(folder, Exit(ExitConfig("kangaroo", 2, attention), own, IDS))),
+        "bare": ("exit", lambda folder: save_exit(folder, Exit(ExitConfig("bare", 2), own))),
+        "distilled": (
+            "distilled",
+            lambda folder: save_distilled(folder, Distilled(DistilledConfig(40, (0, 5), attention), own)),
+        ),
+    }
+
+
+@pytest.mark.parametrize("name", ["eagle", "eagle3-raw", "eagle3-speculators", "kangaroo", "exit", "bare", "distilled"])
+def test_heads_with_attention_are_opened_too(tmp_path, name):
+    ends, made = attention_heads()
+    kind, save = made[name]
+    save(tmp_path)
+    found, module = open_head(tmp_path, ends, 6)
+    assert found == kind
+    assert not module.training
+    assert open_head(tmp_path, ends, 6, kind=kind)[0] == kind
+    other = ends_of(hidden=16, vocab=31)
+    with pytest.raises(SurefootError, match=r"24\b.*\b16") as told:
+        open_head(tmp_path, other, 6)
+    assert "\n" not in str(told.value)
+    for file in tmp_path.glob("*.safetensors"):
+        file.write_bytes(file.read_bytes()[:-5])
+        with pytest.raises(BadRequest, match="fetch it again"):
+            open_head(tmp_path, ends, 6)

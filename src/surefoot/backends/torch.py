@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -21,9 +21,9 @@ from torch import Tensor
 from ..core.protocols import Ends, InvarianceReport, Need, Scores, Slot, Traits
 from ..core.sublayers import SkipSet
 from ..core.tree import DraftTree, Forest
-from ..errors import BackendError, BadRequest, Unsupported
+from ..errors import BackendError, BadRequest
 from .torch_batch import Batch, bucket, check_pass, kept_columns, lay_out
-from .torch_cache import Pool, round_up
+from .torch_cache import Pool, TorchSlot, round_up
 from .torch_ends import ends
 from .torch_exit import Part, Sections
 from .torch_family import describe, masked_attention
@@ -34,15 +34,6 @@ from .torch_taps import Taps
 
 STATIC_CONTEXT = 2048
 """Tokens a row of a static cache holds where ``capacity_tokens`` does not say."""
-
-
-@dataclass(slots=True, eq=False)
-class TorchSlot:
-    """``pending``: parents of the row's nodes in the last pass, padding excluded, until they are committed."""
-
-    index: int
-    length: int = 0
-    pending: list[int] | None = None
 
 
 class TorchModel:

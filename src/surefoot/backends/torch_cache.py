@@ -39,6 +39,15 @@ class Place:
     """Number of the first slot if the slots are consecutive: then the batch is a view, not a copy."""
 
 
+@dataclass(slots=True, eq=False)
+class TorchSlot:
+    """``pending``: parents of the row's nodes in the last pass, padding excluded, until they are committed."""
+
+    index: int
+    length: int = 0
+    pending: list[int] | None = None
+
+
 class LayerStore(CacheLayerMixin):
     """Keys and values of one layer. Shapes are taken from the first pass, so layers may differ."""
 

@@ -1,8 +1,9 @@
 """How often candidates of each kind of evidence are right, learned from what the target then says.
 
 The kind of a candidate: at which level each source names it (:data:`SILENT`: the source says nothing at this place;
-:data:`OTHER`: it names other tokens; :data:`UNASKED`: it is dear, and was not asked), and how far into the draft it stands. The chance is a logistic regression on these,
-fitted online (one step a candidate, smaller the more is known of a weight), starting from the believed chances of the levels.
+:data:`OTHER`: it names other tokens; :data:`UNASKED`: it is dear, and was not asked), and how far into the draft it stands.
+The chance is a logistic regression on these, fitted online (one step a candidate, smaller the more is known of a weight),
+starting from the believed chances of the levels.
 """
 
 from __future__ import annotations

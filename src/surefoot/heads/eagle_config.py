@@ -63,9 +63,7 @@ def unnested(checkpoint: Checkpoint) -> dict[str, Any]:
     for method in outer.get("proposal_methods") or ():
         for name, exact in _EXACT.items():
             if method.get(name, exact) != exact:
-                raise Unsupported(
-                    f"{path}: {name} is {method[name]}, which changes what the target says; set it to {exact:g} to load the head"
-                )
+                raise Unsupported(f"{path}: {name} is {method[name]}, which changes what the target says; set it to {exact:g}")
     inner = config.get("transformer_layer_config", config)
     if not isinstance(inner, dict):
         raise BadRequest(f"{path}: 'transformer_layer_config' must be an object, got {inner!r}")

@@ -4,9 +4,9 @@ EAGLE            ``fc.*``, ``layers.0.*``; config of a Llama with ``num_hidden_l
 EAGLE-3, raw     ``fc.weight``, ``midlayer.*``, ``norm.weight``, ``lm_head.weight``, ``d2t``, ``t2d``; ``draft_vocab_size``
 speculators      the same with ``layers.0.*``; a config that nests the layer's under ``transformer_layer_config``
 
-``d2t[i]`` is what draft id i lacks to the target's id, ``t2d`` [V] says which target ids can be said. A tied EAGLE-3 head, and the
-reduced vocabulary of an EAGLE head (``draft_ids``), are ours: ``surefoot`` in the config says so. The target's embedding is not
-written; one in the file is used only where it differs from the target's.
+``d2t[i]`` is what draft id i lacks to the target's id, ``t2d`` [V] says which target ids can be said. Ours are the reduced
+vocabulary of an EAGLE head (tensor ``draft_ids``), and EAGLE-3 without a table of its own (``tied``, under ``surefoot`` in
+the config). The target's embedding is not written; one in the file is used only where it differs from the target's.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def _draft_ids(checkpoint: Checkpoint, tensors: Mapping[str, Tensor], vocab: int
         size = checkpoint.config.get("draft_vocab_size") or vocab
         if size != vocab:
             raise BadRequest(
-                f"{checkpoint.path}: tensor 'd2t' is missing, though the head says {size} of {vocab} tokens; the file is incomplete"
+                f"{checkpoint.path}: tensor 'd2t' is missing, though the head says {size} of {vocab} tokens; fetch it again"
             )
         return None
     ids = tensors["d2t"].to(torch.int64)

@@ -98,6 +98,10 @@ class Hydra(nn.Module):
         self.register_buffer("head_bias", bias, persistent=False)
         self.register_buffer("embedding", ends.embedding, persistent=False)
 
+    def taps(self, n_layers: int) -> tuple[int, ...]:
+        """The activations that it reads, side by side."""
+        return self.config.taps
+
     def read(self, state: Tensor, tokens: Tensor) -> Tensor:
         """States [n, H] behind these tokens [n]."""
         return self.advance(state, F.embedding(tokens, self.embedding))

@@ -35,7 +35,7 @@ def load_hydra(checkpoint: Checkpoint, ends: Ends) -> Hydra:
     check_fit(path, ends, hidden=config.hidden_size, vocab=config.vocab_size)
     module = Hydra(config, ends, checkpoint.draft_ids(config.vocab_size))
     module.load_state_dict({name: checkpoint.take(name, tuple(own.shape)) for name, own in module.state_dict().items()})
-    return module.eval()
+    return module.to(ends.head.device).eval()
 
 
 def save_hydra(folder: Path, module: Hydra, *, facts: Mapping[str, Any] | None = None) -> None:

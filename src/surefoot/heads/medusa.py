@@ -58,6 +58,10 @@ class Medusa(nn.Module):
         self.register_buffer("head", None if config.own else head, persistent=False)
         self.register_buffer("head_bias", None if config.own else head_bias, persistent=False)
 
+    def taps(self, n_layers: int) -> tuple[int, ...]:
+        """The activations that it reads, of a target with so many layers."""
+        return (n_layers + 1,)
+
     def features(self, hidden: Tensor) -> Tensor:
         """What the target's head reads [n, H] -> what each Medusa head says its token with [n, heads, H]."""
         n, width = self.config.heads, self.config.hidden_size

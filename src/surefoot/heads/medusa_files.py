@@ -75,7 +75,8 @@ def _fill(
 ) -> Medusa:
     """``where[i][j]``: name of layer j of head i."""
     vocab, width = ends.head.shape
-    check_fit(checkpoint.path, ends, hidden=checkpoint.take(f"{where[0][0]}.weight").shape[-1])
+    said = checkpoint.integer("vocab_size", vocab)
+    check_fit(checkpoint.path, ends, hidden=checkpoint.take(f"{where[0][0]}.weight").shape[-1], vocab=said)
     expected = vocab if draft_ids is None else len(draft_ids)
     for table in tables or ():
         if len(table) != expected:
@@ -97,7 +98,7 @@ def _fill(
         if tables is not None:
             assert module.tables is not None
             module.tables.copy_(torch.stack(tables))
-    return module.eval()
+    return module.to(ends.head.device).eval()
 
 
 def save_medusa(

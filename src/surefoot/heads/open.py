@@ -39,8 +39,9 @@ def open_head(
     module, _, function = LOADERS[found].partition(":")
     load: Any = getattr(import_module(f".{module}", __package__), function)
     head: nn.Module = load(read(folder, pickle=pickle, choose=wanted), ends)
-    taps = getattr(head.config, "taps", ())
-    if isinstance(taps, tuple) and max(taps, default=0) > n_layers + 1:
+    reads: Any = getattr(head, "taps", None)
+    taps = reads(n_layers) if reads is not None else getattr(head.config, "taps", ())
+    if max(taps, default=0) > n_layers + 1:
         raise Unsupported(
             f"{folder}: the head reads after layer {max(taps)}, the target has {n_layers}; give a head trained for this target"
         )

@@ -95,15 +95,16 @@ def recognise(path: Path, config: Config, names: Names, ends: Ends) -> str:
             raise _refusal(path, config, ends, other.name, other.lacks)
     if any(LAYER.match(name) for name in names):
         return "medusa"
-    layer = any("self_attn.q_proj.weight" in name for name in names)
-    if layer and any(name.startswith("midlayer.") or name == "d2t" for name in names):
+    plain = [name.removeprefix("model.") for name in names]
+    layer = any("self_attn.q_proj.weight" in name for name in plain)
+    if layer and any(name.startswith(("midlayer.", "layers.0.hidden_norm.")) or name == "d2t" for name in plain):
         return "eagle3"
-    if layer and "fc.weight" in names:
+    if layer and "fc.weight" in plain:
         return "eagle"
-    if layer and not any("mlp." in name or "lm_head" in name for name in names):
-        return "exit"
-    if layer and any("embed_tokens" in name for name in names):
+    if layer and any(name.startswith(("embed_tokens.", "layers.1.")) for name in plain):
         raise _refusal(path, config, ends, "whole language model", "a head; to draft with a model, use drafter 'model'")
+    if layer:
+        return "exit"
     begin = ", ".join(sorted(names)[:3]) or "none"
     raise _refusal(path, config, ends, f"head of an unknown format (tensors: {begin}, ...)", f"one of {', '.join(KINDS)}")
 

@@ -4,7 +4,7 @@ Contract: ``resolve`` names a model, ``fetch`` makes it local, ``describe`` read
 derived folder once, however many processes ask for it.
 """
 
-from .cache import Progress, building, cache_root, derived_dir, fingerprint
+from .cache import Progress, building, cache_root, content, derived_dir, fingerprint
 from .describe import Capabilities, describe
 from .fetch import CachedModel, converted_dir, fetch, list_cached
 from .packaged import DEFAULT, PACKAGED
@@ -19,6 +19,7 @@ __all__ = [
     "Progress",
     "building",
     "cache_root",
+    "content",
     "converted_dir",
     "derived_dir",
     "describe",

@@ -168,6 +168,21 @@ def fingerprint(source: Path) -> str:
     return digest.hexdigest()
 
 
+def content(source: Path) -> str:
+    """Of what is in the model at ``source``, wherever and whenever it was stored: sizes and samples. 16 hex digits."""
+    digest = hashlib.sha256()
+    weights = {".safetensors", ".bin", ".gguf", ".xml"}
+    files = [source] if source.is_file() else sorted(path for path in source.iterdir() if path.suffix in weights)
+    for path in files:
+        size = path.stat().st_size
+        digest.update(f"{size}\0".encode())
+        with path.open("rb") as file:
+            for at in sorted({0, max(0, size // 2 - _SAMPLE), max(0, size - _SAMPLE)}):
+                file.seek(at)
+                digest.update(file.read(_SAMPLE))
+    return digest.hexdigest()[:16]
+
+
 def derived_dir(kind: str, source: Path, version: str, root: Path | None = None) -> Path:
     """Folder under the cache for something made from ``source`` by version ``version`` of its maker."""
     key = hashlib.sha256(f"{fingerprint(source)}\0{version}".encode()).hexdigest()[:16]

@@ -23,7 +23,6 @@ from ..core.params import SamplingParams
 from ..core.protocols import Need, Plan, Scores, TargetModel, Verdict
 from ..core.request import Row
 from ..core.tree import DraftTree, Forest
-from ..drafters.features import kept
 from ..errors import BackendError, BadRequest
 from .prompts import Opening, closing, opening, usable
 from .shards import FACTS_FILE, Document, documents_in, shard_path, write_shard
@@ -60,22 +59,23 @@ class Recorder:
 
     def __init__(self, taps: Sequence[int]) -> None:
         self.needs = Need(tuple(taps))
-        self._rows: dict[int, dict[int, list[Tensor]]] = {}
+        self._rows: dict[int, list[Tensor]] = {}
+        """Row -> the activations of its tokens, taps side by side: slices of what each pass returned."""
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         return [DraftTree.chain(row.tokens[-1:]) for row in rows]
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
-        half = {tap: scores.hidden[tap].to(torch.float16) for tap in self.needs.hidden}
-        for b, (row, verdict) in enumerate(zip(rows, verdicts, strict=True)):
-            own = self._rows.setdefault(row.id, {tap: [] for tap in self.needs.hidden})
-            at = [forest.begins[b] + node for node in kept(forest, b, verdict)]
-            for tap, found in own.items():
-                found.append(half[tap][at])
+        half = torch.cat([scores.hidden[tap].to(torch.float16) for tap in self.needs.hidden], 1)
+        for b, row in enumerate(rows):
+            # without drafts all nodes of a row stay, but its padding
+            begin = forest.begins[b]
+            self._rows.setdefault(row.id, []).append(half[begin : begin + forest.sizes[b]])
 
     def take(self, row: Row) -> dict[int, Tensor]:
         """tap -> [n, H] of the row's first n tokens."""
-        return {tap: torch.cat(found) for tap, found in self._rows.pop(row.id).items()}
+        taps = self.needs.hidden
+        return dict(zip(taps, torch.cat(self._rows.pop(row.id)).chunk(len(taps), 1), strict=True))
 
     def forget(self, rows: Sequence[Row]) -> None: ...
 

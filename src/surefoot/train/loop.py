@@ -12,10 +12,10 @@ import hashlib
 import json
 import math
 import time
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -25,40 +25,12 @@ from .checkpoint import CHECKPOINT_FILE, load_checkpoint, replace_file, same_run
 from .evaluate import Evaluation, evaluate, tau
 from .interrupt import interrupts
 from .recipe import Batch, Recipe, Shape
+from .result import Progress, Result
 from .settings import Settings
 from .shards import Shards
 from .windows import Windows, split
 
 LOG_FILE = "log.jsonl"
-
-
-class Progress(Protocol):
-    """Told of a run as it goes. ``total``: steps if training does not end early."""
-
-    def start(self, done: int, total: int) -> None: ...
-
-    def step(self, step: int, loss: float, rate: float) -> None: ...
-
-    def evaluated(self, evaluation: Evaluation, best: bool) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """``stopped``: "epochs" (all done), "patience" or "time"; after the last a further run goes on. ``best``: what is kept."""
-
-    folder: Path
-    kind: str
-    stopped: str
-    steps: int
-    total: int
-    seconds: float
-    best: Evaluation
-    history: tuple[Evaluation, ...]
-    parameters: int
-    documents: tuple[int, int]
-    """Trained on, and held out."""
-    labels: tuple[int, int]
-    """Answer tokens of these."""
 
 
 def train(
@@ -184,7 +156,8 @@ class _Run:
         rate = self.settings.rate(self.done, self.total)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.amp):
+        with warnings.catch_warnings(), torch.autocast(self.device.type, torch.bfloat16, enabled=self.settings.amp):
+            warnings.filterwarnings("ignore", "Mismatch dtype")  # norms take half the bits and float weights, as they should
             loss = self.recipe.loss(self.module, self.shape, batch)
         self.optimiser.zero_grad(set_to_none=True)
         value = float(loss.detach())

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
 
 from ..errors import BadRequest
 
@@ -103,37 +104,45 @@ class _Plan:
         self.weights = [weight / count for weight, count in zip(weights, counts, strict=True)]
 
     def run(self, states: Sequence[Tensor], heads: Sequence[Tensor]) -> tuple[Tensor, list[Tensor | None]]:
-        """Heads are those of each depth, or one for all."""
+        """Loss, and its gradient of each state and head. Heads are those of each depth, or one for all."""
         gradients = [torch.zeros_like(x) if self.learn and x.requires_grad else None for x in (*states, *heads)]
         total = torch.zeros((), device=self.teacher.device)
         for begin in range(0, len(self.teacher), self.chunk):
             part = slice(begin, begin + self.chunk)
-            target = torch.nn.functional.linear(self.teacher[part], self.teacher_head, self.biases[0])
+            target = linear(self.teacher[part], self.teacher_head, self.biases[0])
+            if self.loss is _soft_ce:
+                target = torch.softmax(target, -1, dtype=torch.float32)
             for k, state in enumerate(states):
-                at = self.places[k][part]
+                at, said = self.places[k][part], target
                 there = at >= 0
-                if bool(there.all()):
-                    said = target
-                else:
+                if not bool(there.all()):
                     at, said = at[there], target[there]
                 if not len(at):
                     continue
                 h = min(k, len(heads) - 1)
                 x, w = state[at].detach(), heads[h].detach()
-                wanted = [(i, t) for i, t in ((k, x), (len(states) + h, w)) if gradients[i] is not None]
-                with torch.set_grad_enabled(bool(wanted)):
-                    for _, t in wanted:
-                        t.requires_grad_()
-                    value = self.weights[k] * self.loss(torch.nn.functional.linear(x, w, self.biases[-1]), said).sum()
-                total += value.detach()
-                for (i, _), g in zip(wanted, torch.autograd.grad(value, [t for _, t in wanted]) if wanted else (), strict=True):
-                    whole = gradients[i]
-                    assert whole is not None
-                    if i == k:
-                        whole[at] = g.to(whole.dtype)
-                    else:
-                        whole += g
+                logits = linear(x, w, self.biases[-1])
+                value, gradient = self._cross_entropy(logits, said) if self.loss is _soft_ce else self._any(logits, said)
+                total += self.weights[k] * value
+                if (whole := gradients[k]) is not None:
+                    whole[at] = (gradient @ w).mul_(self.weights[k]).to(whole.dtype)
+                if (whole := gradients[len(states) + h]) is not None:
+                    whole += (gradient.T @ x).mul_(self.weights[k])
         return total, gradients
+
+    def _any(self, logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum over rows, and its gradient."""
+        with torch.enable_grad():
+            logits.requires_grad_(self.learn)
+            value = self.loss(logits, target).sum()
+        return value.detach(), torch.autograd.grad(value, logits)[0] if self.learn else logits
+
+    def _cross_entropy(self, logits: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for soft_ce, with fewer passes over the logits, which are finite here: its gradient is q - p."""
+        q = torch.softmax(logits, -1, dtype=torch.float32)
+        constant = logits.amax(-1).float() - q.amax(-1).log()
+        value = constant.sum() - torch.dot(p.flatten(), logits.float().flatten())
+        return value, q.sub_(p)
 
 
 def through_head(

@@ -27,6 +27,7 @@ from ..errors import BadRequest, ModelNotFound
 
 FACTS_FILE = "set.json"
 _PATTERN = "shard-*.safetensors"
+_MOST = 65504.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,8 @@ def write_shard(folder: Path, number: int, documents: Sequence[Document]) -> Pat
         "answers": torch.tensor([start + d.answer for start, d in zip(starts, documents, strict=True)]),
     }
     for tap in documents[0].hidden:
-        data[f"hidden.{tap}"] = torch.cat([d.hidden[tap] for d in documents]).to(torch.float16)
+        # residual streams may hold a few numbers that float16 cannot
+        data[f"hidden.{tap}"] = torch.cat([d.hidden[tap] for d in documents]).clamp(-_MOST, _MOST).to(torch.float16)
     place = shard_path(folder, number)
     staging = place.with_suffix(".part")
     try:
@@ -81,11 +83,14 @@ class Shards:
     def __init__(self, folder: Path) -> None:
         try:
             self.facts: dict[str, Any] = json.loads((folder / FACTS_FILE).read_text("utf-8"))
+            if not isinstance(self.facts, dict):
+                raise ValueError
         except FileNotFoundError:
             raise ModelNotFound(f"{folder} holds no captured text ({FACTS_FILE} is missing); run the capture first") from None
         except ValueError:
             raise BadRequest(f"{folder / FACTS_FILE} is damaged; delete the folder and capture again") from None
         self._files: list[Any] = []
+        self.taps: tuple[int, ...] = ()
         self._index: list[tuple[int, int, int, int]] = []
         """File, begin, end and answer of each document."""
         for path in sorted(folder.glob(_PATTERN)):
@@ -97,8 +102,12 @@ class Shards:
                 raise BadRequest(f"{path} is damaged ({error}); delete it and capture again") from None
             self._index += [(len(self._files), *each) for each in zip(starts, ends, answers, strict=True)]
             self._files.append(file)
-        names = self._files[0].keys() if self._files else []
-        self.taps = tuple(sorted(int(name.split(".")[1]) for name in names if name.startswith("hidden.")))
+            taps = tuple(sorted(int(name.split(".")[1]) for name in file.keys() if name.startswith("hidden.")))  # noqa: SIM118
+            if len(self._files) > 1 and taps != self.taps:
+                raise BadRequest(
+                    f"{path} has other taps ({taps}) than the shards before it ({self.taps}); delete it and capture again"
+                )
+            self.taps = taps
 
     def __len__(self) -> int:
         return len(self._index)

@@ -6,7 +6,7 @@ paths (see ``branches``). Which width keeps the logits bitwise equal across pass
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -46,7 +46,7 @@ class OpenVINOModel:
 
     precision  "auto" (bf16 where the processor has it, else f32), "bf16", "f32", or "fast" (quantized activations: not exact)
     kv_tokens  tokens the KV pool holds over all rows; memory is only used as it fills
-    taps       layers whose residual stream ``score`` can return
+    taps       activations that ``score`` can return (:attr:`Traits.hidden`), or what says them for so many layers
     cut        layer, or layers, after which to cut for early exit (:meth:`prefix`)
     trees      "chains" (exact), "mask" (each node computed once, not exact), "auto" (mask in the fast mode only)
     report     outcome of an earlier :meth:`probe` of this model on this machine
@@ -63,7 +63,7 @@ class OpenVINOModel:
         precision: str = "auto",
         kv_tokens: int | None = None,
         threads: int | None = None,
-        taps: Sequence[int] = (),
+        taps: Sequence[int] | Callable[[int], Sequence[int]] = (),
         cut: int | Sequence[int] | None = None,
         trees: str = "auto",
         report: InvarianceReport | None = None,
@@ -86,7 +86,8 @@ class OpenVINOModel:
         self.trees = trees if trees != "auto" else "mask" if self.precision == "fast" else "chains"
         facts = graph.facts(Path(folder))
         model, structure = graph.load(core, Path(folder))
-        taps = tuple(sorted({*taps, *cuts}))
+        wanted = taps(len(structure.attention)) if callable(taps) else taps
+        taps = tuple(sorted({*wanted, *cuts}))
         graph.check_layers(structure, taps)
         graph.slide(model, structure, facts.windows)
         self.window = graph.sliding_window(structure)
