@@ -10,7 +10,10 @@ from typing import Any
 from .errors import BadRequest
 
 ALONE = ("auto", "none")
-TREES = ("suffix", "recycle", "retrieval", "lookahead", "model", "quantized", "layer_skip", "ngram", "hybrid", "auto")
+TREES = (
+    *("suffix", "recycle", "retrieval", "lookahead", "model", "quantized", "layer_skip", "ngram", "hybrid", "auto"),
+    *("medusa", "hydra", "eagle", "eagle3", "early_exit", "distilled"),
+)
 """Drafters that branch."""
 
 

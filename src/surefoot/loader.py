@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from .drafter_spec import Spec, choose, length, parse, shape
 from .errors import BadRequest
-from .making import DRAFTERS, MERGED, Made, Maker, parts
-from .models import DEFAULT, Progress
+from .making import DRAFTERS, MERGED, Made, Maker, part_options, parts
+from .models import DEFAULT, Progress, fetch, resolve
 from .steering import CONTROLLERS, SHAPED, SINGLE, steer
 from .target import BACKENDS, Target, open_target
+from .trained import LANES, Head, find, wants
 
 if TYPE_CHECKING:
     from .core.engine import Engine
@@ -47,12 +49,25 @@ def load(
     Raises :class:`~surefoot.errors.SurefootError` subclasses that name the fix.
     """
     # what is wrong is told, and what is off is known, before anything is loaded
-    _, most, _ = _parse(drafter, draft_model is not None, controller, num_speculative_tokens)
-    target = open_target(model, backend, precision=precision, kv_tokens=kv_tokens, progress=progress)
+    specs, most, _ = _parse(drafter, draft_model is not None, controller, num_speculative_tokens)
+    needs = wants(_heads(specs, model, progress))
+    target = open_target(model, backend, precision=precision, kv_tokens=kv_tokens, progress=progress, **needs)
     if most == 0 and draft_model is not None:  # off is off: the draft model is not loaded
         return assemble(target, "none", max_rows=max_rows)
     draft = None if draft_model is None else open_target(draft_model, backend, precision=precision, progress=progress)
     return assemble(target, drafter, draft, controller, num_speculative_tokens, max_rows)
+
+
+def _heads(specs: Sequence[Spec], model: str | os.PathLike[str], progress: Progress | None) -> list[Head]:
+    """The trained heads that these specs name, which say how the target has to be loaded."""
+    found = []
+    for spec in specs:
+        for name in parts(spec):
+            if name in LANES:
+                merged = {key: value for key, value in spec.options.items() if key != "of"}
+                own = merged if spec.name == name else part_options(merged, name, first=name == parts(spec)[0])
+                found.append(find(name, own, fetch(resolve(model), progress), progress))
+    return found
 
 
 def assemble(

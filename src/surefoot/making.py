@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .drafter_spec import Spec
 from .errors import BadRequest, Unsupported
+from .models import shipped
+from .trained import LANES, find, lane
 
 if TYPE_CHECKING:
     from .core.protocols import Drafter
@@ -23,6 +26,7 @@ DRAFTERS = {
     "model": "surefoot.drafters.cross:model_drafter",
     "layer_skip": "surefoot.skips:layer_skip",
     "quantized": "surefoot.drafters.model:ModelDrafter",
+    **dict.fromkeys(LANES, "surefoot.drafters.head:HeadDrafter"),
     "hybrid": "surefoot.drafters.hybrid:HybridDrafter",
     "script": "surefoot.drafters.script:ScriptDrafter",
     "grammar": "surefoot.drafters.grammar:GrammarDrafter",
@@ -30,10 +34,13 @@ DRAFTERS = {
 WHOLE = ("model", "layer_skip", "quantized", "ngram")
 """Drafters that hybrid asks for whole drafts."""
 UNMERGED = ("hybrid", "grammar", "script")
-GIVEN = ("vocab_size", "known", "paths", "fingerprint", "vocabulary", "target", "prompts", "identity", "progress", "source")
+GIVEN = (
+    *("lane", "name", "vocab_size", "known", "paths", "fingerprint", "vocabulary", "target", "prompts", "identity"),
+    *("progress", "source"),
+)
 """Arguments of drafters that the target decides; they are no options."""
 MERGED = "suffix/lookahead"
-"""What hybrid merges unless told otherwise."""
+"""What hybrid merges unless told otherwise; ``auto`` adds the trained heads that come with the package for the model."""
 
 
 def parts(spec: Spec) -> list[str]:
@@ -41,6 +48,16 @@ def parts(spec: Spec) -> list[str]:
     if spec.name != "hybrid":
         return [spec.name]
     return [name.strip() for name in str(spec.options.get("of", MERGED)).split("/") if name.strip()]
+
+
+def part_options(options: Mapping[str, Any], name: str, *, first: bool = False) -> dict[str, Any]:
+    """Options of one part of hybrid, written ``part.option``; those without a name are the first part's."""
+    found = {}
+    for key, value in options.items():
+        part, dot, option = key.partition(".")
+        if (dot and part == name) or (not dot and first):
+            found[option or key] = value
+    return found
 
 
 @dataclass(slots=True)
@@ -67,7 +84,7 @@ class Maker:
 
     def _one(self, spec: Spec) -> Drafter:
         if spec.name == "auto":
-            inner = self._hybrid(spec.options, MERGED.split("/"))
+            inner = self._hybrid(spec.options, [*MERGED.split("/"), *heads_of(self._target)])
             return self._add("grammar", {"inner": inner})
         if spec.name == "hybrid":
             return self._hybrid({key: value for key, value in spec.options.items() if key != "of"}, parts(spec))
@@ -75,6 +92,7 @@ class Maker:
 
     def _hybrid(self, options: Mapping[str, Any], names: Sequence[str]) -> Drafter:
         """``options``: of a part, as ``part.option``; without a name those of the first part."""
+        from .drafters.head_source import HeadSource
         from .drafters.proposed import Proposed
 
         of = "/".join(names)
@@ -86,19 +104,16 @@ class Maker:
                 raise BadRequest(
                     f"hybrid cannot merge {of!r}: {name!r} is twice there or no source; of these each once: {able}"
                 )
-        own: dict[str, dict[str, Any]] = {name: {} for name in names}
-        for key, value in options.items():
-            name, dot, option = key.partition(".")
-            if not dot:
-                name, option = names[0], key
-            if name not in own:
+        for key in options:
+            name, dot, _ = key.partition(".")
+            if dot and name not in names:
                 raise BadRequest(f"hybrid: option {key!r} names no part of {of!r}; write PART.OPTION=VALUE")
-            own[name][option] = value
+        own = {name: part_options(options, name, first=name == names[0]) for name in names}
         sources: list[Any] = []
         for name in names:
             deep = {"depth": own[name].pop("depth")} if name in WHOLE and "depth" in own[name] else {}
             made = self._named(name, own[name])
-            sources.append(Proposed(made, **deep) if name in WHOLE else made)
+            sources.append(HeadSource(made) if name in LANES else Proposed(made, **deep) if name in WHOLE else made)  # type: ignore[arg-type]
         return self._add("hybrid", {"sources": sources, "paths": self._target.model.traits.paths})
 
     def _named(self, name: str, options: Mapping[str, Any]) -> Drafter:
@@ -169,6 +184,18 @@ def _quantized(target: Target, draft: Target | None, options: dict[str, Any]) ->
     return {"draft": made, "vocab_size": vocab, "known": known, "name": "quantized"}
 
 
+def _head(name: str, target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    known = target.codec.vocab_size if target.codec is not None else None
+    made = lane(find(name, options, target.path), target)
+    return {"lane": made, "vocab_size": target.model.traits.vocab_size, "known": known, "name": name}
+
+
+def heads_of(target: Target) -> tuple[str, ...]:
+    """Trained heads that ``auto`` asks on this target."""
+    found = shipped(target.path) if target.path.exists() else None
+    return found.auto if found is not None and set(found.taps) <= set(target.model.traits.hidden) else ()
+
+
 def _script(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
     raise BadRequest("drafter 'script' needs the answers; make a ScriptDrafter in Python and pass it as drafter=")
 
@@ -186,6 +213,7 @@ MAKERS: dict[str, Callable[[Target, Target | None, dict[str, Any]], dict[str, An
     "model": _model,
     "layer_skip": _layer_skip,
     "quantized": _quantized,
+    **{name: partial(_head, name) for name in LANES},
     "script": _script,
     "grammar": _grammar,
 }

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import BadRequest, Unsupported, VocabMismatch
-from .models import DEFAULT, ModelRef, Progress, building, converted_dir, describe, fetch, fingerprint, resolve
+from .models import DEFAULT, ModelRef, Progress, building, converted_dir, describe, fetch, fingerprint, resolve, shipped
 
 if TYPE_CHECKING:
     from .calibrate import Calibration
@@ -46,18 +46,20 @@ def open_target(
     precision: str = "auto",
     kv_tokens: int | None = None,
     taps: Taps = (),
-    cut: int | None = None,
+    cut: int | Sequence[int] | None = None,
     progress: Progress | None = None,
 ) -> Target:
     """Load a model as a target, probed, with its tokenizer.
 
-    ``taps``: activations that drafters read; ``cut``: the layer after which they leave the model for early exit.
+    ``taps``: activations that drafters read, beside those of the trained heads that come with the package for this model;
+    ``cut``: the layers after which drafters leave the model for early exit.
     """
-    extra = {"taps": taps, "cut": cut}
     if backend not in BACKENDS:
         raise BadRequest(f"unknown backend {backend!r}; choose {', '.join(BACKENDS)}")
     ref = resolve(model)
     path = fetch(ref, progress)
+    always = shipped(path).taps
+    extra = {"taps": lambda layers: {*always, *(taps(layers) if callable(taps) else taps)}, "cut": cut}
     kind = resolve(path).kind
     if backend == "auto":
         backend = _backend_for(kind)
@@ -101,7 +103,7 @@ def _open(
             raise Unsupported(f"{path} is an OpenVINO model; use backend='openvino' or give the transformers folder")
         # on CPUs a class of equal bits exists for chains of moderate width, not for trees; there exactness comes first
         narrow: dict[str, Any] = {} if torch.cuda.is_available() else {"trees": False, "max_nodes": 64}
-        target = TorchModel.load(str(path), dtype=precision, capacity_tokens=kv_tokens, **narrow)
+        target = TorchModel.load(str(path), dtype=precision, capacity_tokens=kv_tokens, **narrow, cut=extra["cut"])
     else:
         from .backends.openvino import OpenVINOModel
 

@@ -236,10 +236,10 @@ def test_steps_are_the_whole_reading(model, target, tmp_path):
     module = module_of(folder_of(model, tmp_path), target)
     step = DistilledStep(module)
     want = logits_of(module)
-    none = torch.zeros(2, 0, 3, 2, 2, 8)
+    none = [torch.zeros(2, 2, 0, 8)] * 6
     at = torch.arange(40)
     mask = torch.where(at[:, None] >= at, 0.0, HIDDEN)
-    logits, past = step(module.embed(TOKENS), at.expand(2, 40), none, mask.expand(2, 40, 40), at.expand(2, 40))
+    logits, past = step(module.embed(TOKENS), at.expand(2, 40), mask.expand(2, 40, 40), at.expand(2, 40), *none)
     assert (logits - want).abs().max() < 1e-4
     # row 0 has read 10 tokens and reads 3; row 1 has read 25 and reads 2
     seen, new = torch.tensor([10, 25]), torch.tensor([3, 2])
@@ -249,11 +249,13 @@ def test_steps_are_the_whole_reading(model, target, tmp_path):
         for t in range(new[b]):
             mask[b, t, 25 : 25 + t + 1] = 0
     positions = seen[:, None] + torch.arange(3)
-    logits, made = step(module.embed(TOKENS.gather(1, positions)), positions, past[:, :25], mask, new[:, None] - 1)
+    logits, made = step(
+        module.embed(TOKENS.gather(1, positions)), positions, mask, new[:, None] - 1, *past[:, :, :, :25].unbind(1)
+    )
     for b in range(2):
         end = seen[b] + new[b]
         assert (logits[b, 0] - want[b, end - 1]).abs().max() < 1e-4
-        assert (made[b, : new[b]] - past[b, seen[b] : end]).abs().max() < 1e-4
+        assert (made[b, :, :, : new[b]] - past[b, :, :, seen[b] : end]).abs().max() < 1e-4
 
 
 def test_only_the_layers_learn(model, target, tmp_path):

@@ -8,7 +8,7 @@ import torch
 from eagle_toys import IDS, LAYERS, Fed, H, V, eagle, eagle3, ends
 
 from surefoot.drafters.eagle import EagleLane
-from surefoot.errors import BadRequest
+from surefoot.errors import BadRequest, Unsupported
 from surefoot.heads.eagle_layer import logits, whole
 from surefoot.train.recipes.eagle_unroll import unroll
 
@@ -247,3 +247,10 @@ def test_compiled_halves_may_reuse_their_buffers(head):
 def test_options_out_of_range_are_refused(options, says):
     with pytest.raises(BadRequest, match=says):
         EagleLane(HEADS["eagle"](), LAYERS, **options)
+
+
+def test_taps_beyond_the_target_are_refused():
+    own = eagle3(ends(), layers=(2, 3, LAYERS + 1))
+    assert EagleLane(own, LAYERS).needs.hidden == (2, 3, LAYERS + 1)
+    with pytest.raises(Unsupported, match=f"after layer {LAYERS + 1}, the target has {LAYERS - 1}"):
+        EagleLane(own, LAYERS - 1)

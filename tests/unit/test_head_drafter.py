@@ -275,3 +275,4 @@ def test_kept_nodes():
     assert kept(forest, 0, Verdict((), 9)) == [0]
     assert kept(forest, 1, Verdict((), 9)) == [0, 1, 2]
     assert kept(forest, 2, None) == [0, 1]
+    assert kept(Forest.pack(trees[:1], [[7]]), 0, Verdict((1,), 9)) == [0, 1, 2]

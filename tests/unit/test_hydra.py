@@ -263,6 +263,7 @@ def test_on_the_openvino_backend(tmp_path):
     from contract.conftest import tiny
 
     from surefoot.backends.openvino import OpenVINOModel, from_transformers
+    from surefoot.backends.openvino.function import quick
 
     folder = from_transformers(tiny("LlamaConfig"), tmp_path / "model")
     target = OpenVINOModel(folder, precision="f32", kv_tokens=4096, threads=1, taps=(1, LAST))
@@ -270,3 +271,13 @@ def test_on_the_openvino_backend(tmp_path):
     module = shaken(Hydra(HydraConfig(32, VOCAB, (1, LAST), 1, 24), target.ends(), torch.tensor(IDS)), 0.1)
     agrees_with_plain(target, lambda: lane_of(module, target), lengths=(3,), temperature=0.0)
     agrees_with_plain(target, lambda: lane_of(module, target), lengths=(3,), width=2, temperature=0.9, seed=2)
+    for own in (lane_of(module, target, quick), medusa_lane(target, quick)):
+        agrees_with_plain(target, lambda own=own: own, lengths=(3,), width=2, temperature=0.0)
+
+
+def medusa_lane(target, compile):
+    from surefoot.drafters.medusa import MedusaLane
+    from surefoot.heads.medusa import Medusa, MedusaConfig
+
+    module = shaken(Medusa(MedusaConfig(32, VOCAB, 3), target.ends(), torch.tensor(IDS)), 0.1)
+    return MedusaLane(module, target.ends(), layer=LAST, compile=compile)

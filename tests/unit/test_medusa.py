@@ -265,9 +265,10 @@ def test_seeded_output_is_that_of_plain_decoding(target, module, width):
     agrees_with_plain(target, lane, lengths=(1, 3, 5), width=width, temperature=1.1, top_k=20, seed=4)
 
 
-def test_a_step_is_the_heads_own_word(target, module):
+@pytest.mark.parametrize("compile", [None, compiled], ids=["torch", "compiled"])
+def test_a_step_is_the_heads_own_word(target, module, compile):
     """Head d at depth d, in the order of the states, whatever the tokens."""
-    lane = MedusaLane(module, target.ends(), layer=LAST)
+    lane = MedusaLane(module, target.ends(), layer=LAST, compile=compile)
     drafter = HeadDrafter(lane, VOCAB, name="head")
     engine = fixed(target, drafter, 3)
     rows = [engine.add(p) for p in PROMPTS[:2]]
@@ -278,6 +279,7 @@ def test_a_step_is_the_heads_own_word(target, module):
         wanted = module(torch.cat([read_root(root) for root in roots]))
     one, first = lane.step([roots[1], roots[0]], [1, 2])
     torch.testing.assert_close(first, wanted[[1, 0], 0])
+    lane.step([lane.root(rows[0])], [3])  # other rows' guesses are made in between
     two, second = lane.step([one[0], one[1], one[0]], [7, 8, 9])
     torch.testing.assert_close(second, wanted[[1, 0, 1], 1])
     torch.testing.assert_close(lane.step(two[:1], [0])[1], wanted[[1], 2])

@@ -12,6 +12,7 @@ from surefoot.backends.openvino.function import CompiledFunction, compile_module
 from surefoot.errors import BackendError, BadRequest, Unsupported
 
 WIDE, VOCAB = 32, 50
+PLAIN = {"precision": "f32", "weights": "plain"}
 
 
 class Head(nn.Module):
@@ -55,11 +56,17 @@ def asked(rows: int, seed: int = 0):
     return torch.randn(rows, WIDE, generator=g), torch.randint(0, VOCAB, (rows,), generator=g)
 
 
+def function_reads(run: CompiledFunction, result: torch.Tensor) -> int:
+    """Arguments that the request reads out of a result's memory."""
+    place = result.untyped_storage().data_ptr()
+    return sum(bound.untyped_storage().data_ptr() == place for bound in run._bound)
+
+
 def error(found, wanted) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-@pytest.mark.parametrize("options, most", [({"precision": "f32"}, 1e-5), ({}, 0.03), ({"weights": "int8"}, 0.05)])
+@pytest.mark.parametrize("options, most", [(PLAIN, 1e-5), ({"weights": "plain"}, 0.03), ({}, 0.05)])
 def test_results_are_the_modules_for_any_number_of_rows(head, options, most):
     run, same = compile_module(head, asked(2), [[0], [0]], threads=1, **options), eager(head)
     for seed, rows in enumerate((1, 4, 4, 2, 8, 1)):
@@ -108,18 +115,23 @@ def test_arguments_are_read_anew_and_left_alone(head):
 
 def test_large_arguments_are_read_where_they_lie(monkeypatch, head):
     monkeypatch.setattr(function, "COPY", 0)
-    run = compile_module(head, asked(2), [[0], [0]], threads=1, precision="f32")
+    run = compile_module(head, asked(2), [[0], [0]], threads=1, **PLAIN)
     state, token = asked(2, seed=1)
     for step in range(3):
         wanted = eager(head)(state, token)[1]
         assert error(run(state, token)[1], wanted) < 1e-5
-        state.mul_(-2).add_(step)
+        state.mul_(-2).add_(step)  # in place: nothing is bound anew
+    turned = torch.randn(WIDE, 2).T  # the request cannot read it as it lies
+    assert error(run(turned, token)[1], eager(head)(turned, token)[1]) < 1e-5
     for seed in range(3):  # other memory in every call
         assert error(run(*asked(3, seed))[1], eager(head)(*asked(3, seed))[1]) < 1e-5
 
 
-def test_results_may_go_in_again(head):
-    run = compile_module(head, asked(2), [[0], [0]], threads=1, precision="f32")
+@pytest.mark.parametrize("copied", [0, 1 << 20])
+def test_results_may_go_in_again(monkeypatch, head, copied):
+    """Also whole, or as a part: the request must not read what it writes."""
+    monkeypatch.setattr(function, "COPY", copied)
+    run = compile_module(head, asked(2), [[0], [0]], threads=1, **PLAIN)
     state, token = asked(2)
     wanted = state
     for _ in range(3):
@@ -128,6 +140,9 @@ def test_results_may_go_in_again(head):
         token = best[:, 0].clone()
         assert error(state, wanted) < 1e-5
         assert torch.equal(best, best_too)
+        assert function_reads(run, state) == 0
+    run(state[:1], token[:1])
+    assert function_reads(run, state) == 0
 
 
 @pytest.mark.parametrize("copied", [0, 1 << 20])
@@ -136,7 +151,7 @@ def test_attention_over_keys_that_grow(monkeypatch, copied):
     torch.manual_seed(2)
     module, rows = Attention(), 2
     example = (torch.randn(rows, WIDE), torch.randn(rows, 3, 4, 8), torch.randn(rows, 3, 4, 8))
-    run = compile_module(module, example, [[0], [0, 1], [0, -3]], threads=1, precision="f32")
+    run = compile_module(module, example, [[0], [0, 1], [0, -3]], threads=1, **PLAIN)
     _, keys, values = example
     for length in range(3, 8):
         x = torch.randn(rows, WIDE)
@@ -174,7 +189,7 @@ def test_masks_and_gradients():
             return torch.where(mask, x * self.scale, torch.zeros_like(x))
 
     x, mask = torch.randn(2, 3, requires_grad=True), torch.tensor([[True, False, True], [False, True, True]])
-    (found,) = compile_module(Masked(), (x, mask), [[0], [0]], threads=1, precision="f32")(x, mask)
+    (found,) = compile_module(Masked(), (x, mask), [[0], [0]], threads=1, **PLAIN)(x, mask)
     assert not found.requires_grad
     assert torch.equal(found, torch.where(mask, x, 0.0))
 

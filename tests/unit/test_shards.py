@@ -53,7 +53,7 @@ def test_a_window_of_a_document_stays_inside_it(folder, begin, end, tokens, answ
 
 
 def test_numbers_too_large_for_float16_stay_finite(tmp_path):
-    (tmp_path / FACTS_FILE).write_text("{}", "utf-8")
+    (tmp_path / FACTS_FILE).write_text(json.dumps({"target": {}}), "utf-8")
     write_shard(tmp_path, 0, [Document(torch.zeros(1, dtype=torch.int32), 0, {1: torch.tensor([[1e6, -1e6, 2.0]])})])
     assert Shards(tmp_path).document(0, (1,)).hidden[1].tolist() == [[65504.0, -65504.0, 2.0]]
 
@@ -86,14 +86,14 @@ def test_missing_and_damaged_files_are_named(folder, tmp_path):
         with pytest.raises(BadRequest, match=r"shard-00000\.safetensors is damaged"):
             Shards(folder)
     (folder / "shard-00000.safetensors").write_bytes(whole)
-    for text in ("{", "[1]"):
+    for text in ("{", "[1]", "{}"):
         (folder / FACTS_FILE).write_text(text, "utf-8")
         with pytest.raises(BadRequest, match="damaged"):
             Shards(folder)
 
 
 def test_no_shards_yet_is_no_documents(tmp_path):
-    (tmp_path / FACTS_FILE).write_text("{}", "utf-8")
+    (tmp_path / FACTS_FILE).write_text(json.dumps({"target": {}}), "utf-8")
     shards = Shards(tmp_path)
     assert (len(shards), shards.taps) == (0, ())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from surefoot.train.windows import Windows, cut, split
 
 
 def stored(folder, documents):
-    (folder / FACTS_FILE).write_text(json.dumps({}), "utf-8")
+    (folder / FACTS_FILE).write_text(json.dumps({"target": {}}), "utf-8")
     hidden = {t: torch.arange(sum(len(d) for d, _ in documents)).float()[:, None].repeat(1, 2) + t for t in (0, 3)}
     made, at = [], 0
     for tokens, answer in documents:
@@ -41,7 +42,7 @@ def test_each_answer_token_is_a_label_once_and_has_its_context(size, answer):
 
 def test_windows_overlap_no_more_than_the_context():
     windows = cut(0, 100, 2, length=16, context=4)
-    assert [b.begin - a.end for a, b in zip(windows, windows[1:])] == [-4] * (len(windows) - 1)
+    assert [b.begin - a.end for a, b in pairwise(windows)] == [-4] * (len(windows) - 1)
     assert all(w.size == 16 for w in windows[:-1])
 
 
@@ -118,7 +119,7 @@ def test_one_prompt_for_all_is_split_by_document(tmp_path):
 def test_too_little_text_says_how_much_there_is_and_is_needed(tmp_path, documents):
     shards = stored(tmp_path, documents) if documents else None
     if shards is None:
-        (tmp_path / FACTS_FILE).write_text("{}", "utf-8")
+        (tmp_path / FACTS_FILE).write_text(json.dumps({"target": {}}), "utf-8")
         shards = Shards(tmp_path)
     with pytest.raises(BadRequest, match=r"\d+ documents with \d+ answer tokens, needed are at least 2 with 64"):
         split(shards, 0)

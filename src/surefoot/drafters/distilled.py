@@ -20,7 +20,7 @@ from ..core.protocols import Need, Scores, Verdict
 from ..core.tree import Forest
 from ..errors import BadDraft
 from ..heads.distilled import HIDDEN, Distilled, DistilledStep
-from .distilled_cache import BLOCK, Held, common
+from .distilled_cache import Held, common
 from .lane import Compile, Function
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class DistilledLane:
         self.depth = depth
         self._module, self._chunk = module, chunk
         attention = module.config.attention
-        self._form = (len(module.layers), 2, attention.kv_heads, attention.head_dim)
+        self._form = (2 * len(module.layers), attention.kv_heads, attention.head_dim)
         self._device = next(module.parameters()).device
         self._even = compile is not None
         """A compiled function is slow the first time that it meets a shape, so shapes are rounded up to a few."""
@@ -87,7 +87,7 @@ class DistilledLane:
         if compile is not None:
             part = _Part(Held(self._form, self._device))
             part.add((), [0, 0])
-            self._run = compile(step, self._inputs([part]), [[0, 1], [0, 1], [0, 1], [0, 1, 2], [0, 1]])
+            self._run = compile(step, self._inputs([part]), [[0, 1], [0, 1], [0, 1, 2], [0, 1], *[[0, 2]] * self._form[0]])
 
     @torch.no_grad()
     def root(self, row: Row) -> State | None:
@@ -106,7 +106,7 @@ class DistilledLane:
             for begin in range(held.length, count - 1, self._chunk):
                 part = _Part(held)
                 part.add((), read[begin : begin + self._chunk])
-                held.commit(self._call([part])[1][0, : len(part.tokens)])
+                held.commit(self._call([part])[1][0, :, :, : len(part.tokens)])
         state = State(held, held.turn, lead=tuple(read[held.length :]))
         self._roots[row.id] = count, state
         return state
@@ -127,7 +127,7 @@ class DistilledLane:
         after = []
         for state, (part, begin, k) in zip(states, where, strict=True):
             end = part.asked[k] + 1
-            path = state.held.draft(state.path, part.tokens[begin:end], made[number[id(part)], begin:end])
+            path = state.held.draft(state.path, part.tokens[begin:end], made[number[id(part)], :, :, begin:end])
             after.append(replace(state, path=path))
         return after, logits[[number[id(part)] for part, _, _ in where], [k for _, _, k in where]]
 
@@ -157,9 +157,11 @@ class DistilledLane:
     def _inputs(self, parts: Sequence[_Part]) -> list[Tensor]:
         """Arguments of :class:`DistilledStep`, rows padded to the longest."""
         new, seen = max(len(p.tokens) for p in parts), max(p.held.used for p in parts)
+        for part in parts:
+            part.held.reserve(max(seen, 1))
         if self._even:
             # two at least: after a draft that was right to its end there are two to read, else one
-            new, seen = max(2, 1 << (new - 1).bit_length()), -(-max(seen, 1) // BLOCK) * BLOCK
+            new, seen = max(2, 1 << (new - 1).bit_length()), max(p.held.capacity for p in parts)
         tokens, positions = np.zeros((2, len(parts), new), np.int64)
         asked = np.zeros((len(parts), max(len(p.asked) for p in parts)), np.int64)
         mask = np.full((len(parts), new, seen + new), HIDDEN, np.float32)
@@ -170,7 +172,9 @@ class DistilledLane:
             for t, (path, begin) in enumerate(part.sees):
                 mask[b, t, list(path)] = 0.0
                 mask[b, t, seen + begin : seen + t + 1] = 0.0
-            part.held.reserve(seen)
-        past = parts[0].held.buffer[None, :seen] if len(parts) == 1 else torch.stack([p.held.buffer[:seen] for p in parts])
+        if len(parts) == 1:
+            past = [each[None] for each in parts[0].held.buffer[:, :, :seen]]
+        else:
+            past = list(torch.stack([p.held.buffer[:, :, :seen] for p in parts], 1))
         ids, at, wanted, hidden = (torch.from_numpy(x).to(self._device) for x in (tokens, positions, asked, mask))
-        return [self._module.embed(ids), at, past, hidden, wanted]
+        return [self._module.embed(ids), at, hidden, wanted, *past]

@@ -11,18 +11,19 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-BLOCK = 64
-"""Capacity grows in such steps."""
+BLOCK = 128
+"""Capacity grows in such steps: rarely, as a compiled function is slow with a shape that is new to it."""
 
 
 class Held:
-    """``form``: numbers of a place, [L, 2, g, d]."""
+    """``form``: 2 L tensors, g key heads, d numbers."""
 
     __slots__ = ("_behind", "buffer", "length", "tokens", "turn", "used")
 
-    def __init__(self, form: Sequence[int], device: torch.device) -> None:
-        self.buffer = torch.zeros(0, *form, device=device)
-        """[capacity, L, 2, g, d]; finite everywhere, as places that are not seen are computed with, too."""
+    def __init__(self, form: tuple[int, int, int], device: torch.device) -> None:
+        tensors, heads, size = form
+        self.buffer = torch.zeros(tensors, heads, 0, size, device=device)
+        """[2 L, g, capacity, d]; finite everywhere, as places that are not seen are computed with, too."""
         self.tokens: Sequence[int] = ()
         """The row's; the first ``length`` of them are held."""
         self.length = 0
@@ -45,42 +46,51 @@ class Held:
             path.append(place)
         end = self.length + len(path)
         if path != list(range(self.length, end)):
-            self.buffer[self.length : end] = self.buffer[path]
+            self.buffer[:, :, self.length : end] = self.buffer[:, :, path]
         self._behind.clear()
         self.length = self.used = end
         self.turn += 1
 
+    @property
+    def capacity(self) -> int:
+        return self.buffer.shape[2]
+
     def reserve(self, places: int) -> None:
-        if places > len(self.buffer):
-            more = torch.zeros(-(-max(places, len(self.buffer) * 3 // 2) // BLOCK) * BLOCK, *self.buffer.shape[1:])
-            more = more.to(self.buffer.device)
-            more[: self.used] = self.buffer[: self.used]
+        if places > self.capacity:
+            tensors, heads, _, size = self.buffer.shape
+            more = torch.zeros(tensors, heads, -(-places // BLOCK) * BLOCK, size, device=self.buffer.device)
+            more[:, :, : self.used] = self.buffer[:, :, : self.used]
             self.buffer = more
 
     def commit(self, made: Tensor) -> None:
-        """Keys and values [n, L, 2, g, d] of the next committed tokens; no draft may be under way."""
-        self.reserve(self.used + len(made))
-        self.buffer[self.used : self.used + len(made)] = made
-        self.length = self.used = self.used + len(made)
+        """Keys and values [2 L, g, n, d] of the next committed tokens; no draft may be under way."""
+        self._put(made)
+        self.length = self.used
         self.turn += 1
 
     def draft(self, path: tuple[int, ...], tokens: Sequence[int], made: Tensor) -> tuple[int, ...]:
         """Drafted tokens, one behind the other, behind ``path``; returns the longer path."""
-        self.reserve(self.used + len(tokens))
-        self.buffer[self.used : self.used + len(tokens)] = made
+        place = self.used
+        self._put(made)
         for token in tokens:
-            self._behind[path[-1] if path else -1, token] = self.used
-            path = (*path, self.used)
-            self.used += 1
+            self._behind[path[-1] if path else -1, token] = place
+            path = (*path, place)
+            place += 1
         return path
 
     def copy(self, length: int) -> Held:
         """Another row's, with the first ``length`` committed tokens."""
-        other = Held(self.buffer.shape[1:], self.buffer.device)
-        other.reserve(length)
-        other.buffer[:length] = self.buffer[:length]
-        other.tokens, other.length, other.used = self.tokens[:length], length, length
+        tensors, heads, _, size = self.buffer.shape
+        other = Held((tensors, heads, size), self.buffer.device)
+        other._put(self.buffer[:, :, :length])
+        other.tokens, other.length = self.tokens[:length], length
         return other
+
+    def _put(self, made: Tensor) -> None:
+        end = self.used + made.shape[2]
+        self.reserve(end)
+        self.buffer[:, :, self.used : end] = made
+        self.used = end
 
 
 def common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ..core.protocols import Need, Scores, Verdict
 from ..core.tree import Forest, integers
-from ..errors import BadRequest
+from ..errors import BadRequest, Unsupported
 from ..heads.eagle_layer import EagleHead
 from ..heads.eagle_step import Back, Front
 from .eagle_row import EagleRow, EagleState
@@ -45,6 +45,10 @@ class EagleLane:
         self._depth = depth
         self._context = context
         taps = head.taps(n_layers)
+        if max(taps) > n_layers + 1:
+            raise Unsupported(
+                f"the head reads after layer {max(taps)}, the target has {n_layers}; give a head trained for this target"
+            )
         self._needs = Need(tuple(sorted(set(taps))))
         self._features = Features(taps)
         self._rows: dict[int, EagleRow] = {}

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.protocols import Ends
-from .attention import Attention, AttentionConfig
+from .attention import KV, Attention, AttentionConfig
 from .eagle_layer import Mlp
 from .fit import reduced
 
@@ -53,12 +53,11 @@ class Layer(nn.Module):
         out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return out
 
-    def step(self, x: Tensor, turn: tuple[Tensor, Tensor], past: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """past [B, S, 2, g, d]; mask [B, T, S + T], added to scores. Returns x and the new keys and values [B, T, 2, g, d]."""
+    def step(self, x: Tensor, turn: tuple[Tensor, Tensor], past: KV, mask: Tensor) -> tuple[Tensor, KV]:
+        """past: keys and values [B, g, S, d]; mask [B, T, S + T], added to scores. Returns x and the new ones [B, g, T, d]."""
         q, k, v = self.self_attn.project(self.input_layernorm(x), *turn)
         x = x + self.self_attn.o_proj(_look(q, k, v, past, mask))
-        x = x + self.mlp(self.post_attention_layernorm(x))
-        return x, torch.stack((k, v), 1).permute(0, 3, 1, 2, 4)
+        return x + self.mlp(self.post_attention_layernorm(x)), (k, v)
 
 
 class Distilled(nn.Module):
@@ -108,33 +107,32 @@ class DistilledStep(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, x: Tensor, positions: Tensor, past: Tensor, mask: Tensor, asked: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, positions: Tensor, mask: Tensor, asked: Tensor, *past: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of K of a row's new tokens, and the keys and values of all of them.
 
         x          [B, T, H] embedded tokens
         positions  [B, T] int64
-        past       [B, S, L, 2, g, d]; places that hold nothing must hold finite numbers
         mask       [B, T, S + T] float32: 0 where a place is seen, else :data:`HIDDEN`
         asked      [B, K] int64: which of the T are to have logits
-        returns    [B, K, Vd], [B, T, L, 2, g, d]
+        past       keys and values of layer 0, of layer 1, …: 2 L of [B, g, S, d]; finite where a place holds nothing, too
+        returns    [B, K, Vd], [B, 2 L, g, T, d]
         """
         layers = cast("list[Layer]", list(self.model.layers))
         turn = layers[0].self_attn.rotation(positions)
-        made = []
+        made: list[Tensor] = []
         for i, layer in enumerate(layers):
-            x, own = layer.step(x, turn, past[:, :, i], mask)
-            made.append(own)
+            x, own = layer.step(x, turn, (past[2 * i], past[2 * i + 1]), mask)
+            made += own
         x = x.gather(1, asked[..., None].expand(-1, -1, x.shape[-1]))
-        return self.model.says(self.model.norm(x)), torch.stack(made, 2)
+        return self.model.says(self.model.norm(x)), torch.stack(made, 1)
 
 
-def _look(q: Tensor, k: Tensor, v: Tensor, past: Tensor, mask: Tensor) -> Tensor:
+def _look(q: Tensor, k: Tensor, v: Tensor, past: KV, mask: Tensor) -> Tensor:
     """q [B, h, T, d], k and v [B, g, T, d] -> [B, T, h * d]. The past is multiplied where it lies: joining it would copy it."""
     b, h, t, d = q.shape
-    g, seen = k.shape[1], past.shape[1]
-    before = past.permute(2, 0, 3, 1, 4)
+    g, seen = k.shape[1], past[0].shape[2]
     q = q.reshape(b, g, h // g * t, d) * d**-0.5
-    scores = torch.cat((q @ before[0].transpose(-1, -2), q @ k.transpose(-1, -2)), -1)
+    scores = torch.cat((q @ past[0].transpose(-1, -2), q @ k.transpose(-1, -2)), -1)
     weights = (scores.reshape(b, g, h // g, t, -1) + mask[:, None, None]).softmax(-1).reshape(b, g, h // g * t, -1)
-    out = weights[..., :seen] @ before[1] + weights[..., seen:] @ v
+    out = weights[..., :seen] @ past[1] + weights[..., seen:] @ v
     return out.reshape(b, h, t, d).transpose(1, 2).reshape(b, t, h * d)

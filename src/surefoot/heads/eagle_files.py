@@ -42,7 +42,7 @@ def load_eagle(checkpoint: Checkpoint, ends: Ends) -> Eagle:
     ids = checkpoint.draft_ids(ends.head.shape[0])
     module = Eagle(config, _with_embedding(ends, tensors), ids, fc_bias="fc.bias" in tensors)
     _fill(module, checkpoint.path, tensors, "layers.0.", ignore=())
-    return module.eval()
+    return module.to(ends.embedding.device).eval()
 
 
 def load_eagle3(checkpoint: Checkpoint, ends: Ends) -> Eagle3:
@@ -74,7 +74,7 @@ def load_eagle3(checkpoint: Checkpoint, ends: Ends) -> Eagle3:
         layers=_taps(checkpoint),
     )
     _fill(module, checkpoint.path, tensors, layer, ignore=() if module.lm_head is None else ("lm_head.weight",))
-    return module.eval()
+    return module.to(ends.embedding.device).eval()
 
 
 def save_eagle(folder: Path, module: Eagle, *, facts: Mapping[str, Any] | None = None) -> None:

@@ -80,8 +80,8 @@ _OTHERS = (
 )
 
 
-def recognise(path: Path, config: Config, names: Names, ends: Ends) -> str:
-    """One of :data:`KINDS`, or a refusal."""
+def recognise(path: Path, config: Config, names: Names, ends: Ends | None) -> str:
+    """One of :data:`KINDS`, or a refusal, which compares the sizes with the target's if ``ends`` is given."""
     spoken = config.get("speculators_model_type")
     if spoken is not None:
         if spoken == "eagle3":
@@ -115,14 +115,14 @@ def wanted(names: list[str]) -> list[str]:
     return inside if any(name.startswith(INSIDE) for name in inside) else names
 
 
-def _refusal(path: Path, config: Config, ends: Ends, name: str, lacks: str) -> Unsupported:
+def _refusal(path: Path, config: Config, ends: Ends | None, name: str, lacks: str) -> Unsupported:
     inner = config.get("transformer_layer_config")
     said = {**(inner if isinstance(inner, Mapping) else {}), **{k: v for k, v in config.items() if v is not None}}
-    vocab, hidden = ends.head.shape
+    vocab, hidden = ends.head.shape if ends is not None else (None, None)
     differs = [
         f"{what} {said[key]} against the target's {own}"
         for key, what, own in (("hidden_size", "hidden size", hidden), ("vocab_size", "vocabulary", vocab))
-        if isinstance(said.get(key), int) and said[key] != own
+        if own is not None and isinstance(said.get(key), int) and said[key] != own
     ]
     more = f"; it is for another target as well: {', '.join(differs)}" if differs else ""
     return Unsupported(f"{path}: is a {name}, which is not read; missing: {lacks}{more}")

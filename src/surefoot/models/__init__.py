@@ -6,9 +6,10 @@ derived folder once, however many processes ask for it.
 
 from .cache import Progress, building, cache_root, content, derived_dir, fingerprint
 from .describe import Capabilities, describe
-from .fetch import CachedModel, converted_dir, fetch, list_cached
+from .fetch import CachedModel, converted_dir, fetch, fetch_head, list_cached
 from .packaged import DEFAULT, PACKAGED
 from .reference import ModelRef, resolve
+from .shipped import Shipped, shipped
 
 __all__ = [
     "DEFAULT",
@@ -17,6 +18,7 @@ __all__ = [
     "Capabilities",
     "ModelRef",
     "Progress",
+    "Shipped",
     "building",
     "cache_root",
     "content",
@@ -24,7 +26,9 @@ __all__ = [
     "derived_dir",
     "describe",
     "fetch",
+    "fetch_head",
     "fingerprint",
     "list_cached",
     "resolve",
+    "shipped",
 ]

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import ModelNotFound
 from .cache import Progress, cache_root, derived_dir
 from .hub import fetch_hub, has_weights
 from .packaged import PACKAGED, cached_path, fetch_packaged
@@ -35,6 +36,19 @@ def fetch(ref: str | os.PathLike[str] | ModelRef, progress: Progress | None = No
         return fetch_hub(model.hub_id, model.hub_file, progress)
     assert model.path is not None
     return model.path
+
+
+def fetch_head(ref: str, progress: Progress | None = None) -> Path:
+    """Local folder of a trained head: a folder, or a hub id."""
+    path = Path(ref).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise ModelNotFound(f"{ref} is a file; give the folder of the head, with config.json and its tensors")
+    model = resolve(ref)
+    if model.hub_id is None or model.hub_file is not None:
+        raise ModelNotFound(f"{ref} is no head; give the folder of a head, or a hub id")
+    return fetch_hub(model.hub_id, None, progress)
 
 
 def converted_dir(source: str | os.PathLike[str] | ModelRef, version: str) -> Path:

@@ -1,7 +1,8 @@
 """Layers of the target, read from its own files in float32, under the names and in the order of a Llama's checkpoint.
 
 From a transformers folder they come as they are. A GGUF file holds them quantized and, for Llamas, with the rows of q and k in
-another order: there the two numbers that the rotation turns together stand side by side, here half a head apart.
+another order: there the two numbers that the rotation turns together stand side by side, here half a head apart. A backend may
+round quantized weights once more (OpenVINO's importer does so with the offsets of Q4_1): training makes up for it.
 """
 
 from __future__ import annotations

@@ -83,12 +83,12 @@ class Shards:
     def __init__(self, folder: Path) -> None:
         try:
             self.facts: dict[str, Any] = json.loads((folder / FACTS_FILE).read_text("utf-8"))
-            if not isinstance(self.facts, dict):
-                raise ValueError
         except FileNotFoundError:
             raise ModelNotFound(f"{folder} holds no captured text ({FACTS_FILE} is missing); run the capture first") from None
         except ValueError:
-            raise BadRequest(f"{folder / FACTS_FILE} is damaged; delete the folder and capture again") from None
+            self.facts = {}
+        if not isinstance(self.facts, dict) or not self.facts:
+            raise BadRequest(f"{folder / FACTS_FILE} is damaged; delete the folder and capture again")
         self._files: list[Any] = []
         self.taps: tuple[int, ...] = ()
         self._index: list[tuple[int, int, int, int]] = []

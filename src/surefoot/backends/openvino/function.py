@@ -38,7 +38,7 @@ _OFF = {"bf16": 0.1, "f32": 1e-3}
 class CompiledFunction:
     """One request of a compiled graph. Results are views of its memory: the next call overwrites them.
 
-    Arguments may be given in any strides. Large ones are read where they lie, so a cache that grows is not copied.
+    Arguments may have any strides. Large ones are read where they lie.
     """
 
     def __init__(self, core: ov.Core, model: ov.Model, options: dict[str, Any], dtypes: Sequence[torch.dtype]) -> None:
@@ -48,10 +48,10 @@ class CompiledFunction:
             raise Unsupported(f"OpenVINO cannot compile the module ({first_line(e)}); run it in torch") from None
         self._dtypes = tuple(dtypes)
         self._outputs = range(len(model.outputs))
+        self._results: tuple[Tensor, ...] = ()
         self._bound: list[Tensor | None] = [None] * len(dtypes)
         self._kept: list[ov.Tensor | None] = [None] * len(dtypes)  # they do not own the memory of _bound
 
-    @torch.no_grad()
     def __call__(self, *arguments: Tensor) -> tuple[Tensor, ...]:
         if len(arguments) != len(self._bound):
             raise BadRequest(f"the module was compiled for {len(self._bound)} arguments, not {len(arguments)}")
@@ -65,17 +65,24 @@ class CompiledFunction:
                 f"OpenVINO failed in a compiled module ({first_line(e)}); list every dimension that varies in dynamic"
             ) from None
         read = self._request.get_output_tensor
-        return tuple(torch.from_numpy(read(i).data) for i in self._outputs)
+        self._results = tuple(torch.from_numpy(read(i).data) for i in self._outputs)
+        return self._results
 
     def _feed(self, i: int, argument: Tensor) -> None:
         bound = self._bound[i]
-        small = argument.numel() * argument.element_size() <= COPY
-        if small and bound is not None and bound.shape == argument.shape:
-            bound.copy_(argument)
-            return
+        small = argument.nbytes <= COPY
+        if bound is not None and bound.shape == argument.shape:
+            if small:
+                bound.copy_(argument.detach())
+                return
+            if bound.data_ptr() == argument.data_ptr() and argument.is_contiguous() and bound.dtype == argument.dtype:
+                return
         given = argument.detach().to(self._dtypes[i]).contiguous()
-        if small and given.data_ptr() == argument.data_ptr():
-            given = given.clone()  # later calls write into it
+        place = given.untyped_storage().data_ptr()
+        theirs = place == argument.untyped_storage().data_ptr()
+        # What is small is written into by later calls, and a result by this one.
+        if theirs and (small or any(place == result.untyped_storage().data_ptr() for result in self._results)):
+            given = given.clone()
         tensor = ov.Tensor(given.numpy(), shared_memory=True)
         self._request.set_input_tensor(i, tensor)
         self._bound[i], self._kept[i] = given, tensor
@@ -88,7 +95,7 @@ def compile_module(
     *,
     precision: str = "auto",
     threads: int | None = None,
-    weights: str = "plain",
+    weights: str = "int8",
 ) -> CompiledFunction:
     """The module, in evaluation mode from now on, as a function that computes what ``module.forward`` does, up to rounding.
 
@@ -96,7 +103,11 @@ def compile_module(
     dynamic    ``dynamic[i]``: dimensions of argument i that vary between calls
     precision  "auto" (bf16 where the processor has it, else f32), "bf16", "f32"
     threads    as many as the target's; None: OpenVINO's choice
-    weights    "plain", or "int8": matrices of 8 bits
+    weights    "int8": matrices of 8 bits, quicker and as good for drafts; "plain": as they are
+
+    A call whose shapes differ from the last one's takes longer, by 0.1 ms for a few layers and by 0.4 ms where attention is
+    among them: pad rows and caches to sizes that hold, and mask what is not there. Caches that stay where they are, and are
+    written in place, are not copied.
     """
     if weights not in WEIGHTS:
         raise BadRequest(f"unknown weights {weights!r}; choose one of {', '.join(WEIGHTS)}")
