@@ -1,8 +1,8 @@
 """New EAGLE heads, of the target's sizes and, warm, with a sensible first opinion.
 
 What fc reads is scaled to unit variance, so one learning rate fits all of it. A warm EAGLE head passes the feature on, so it
-says at first what the target said one token before. A warm EAGLE-3 head passes the deepest tap on to a copy of the target's next
-layer, with the target's final norm behind it.
+says at first what the target said one token before. A warm EAGLE-3 head passes the deepest tap on to a copy of the target's
+next layer, with the target's final norm behind it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The steps that an EAGLE head will make in drafting, made at every place of a batch at once.
 
 A base p is a pair whose feature is the target's. Step 0 reads it as the lane reads committed pairs: all bases up to p. Step k
-reads the head's own hidden of step k - 1 with token p + k + 1, at position p + k, and sees the bases up to p and its own chain of
-steps 1 .. k, as a draft from p does. Keys and values are held by base, so the chain's are on the diagonal.
+reads the head's own hidden of step k - 1 with token p + k + 1, at position p + k, and sees the bases up to p and its own chain
+of steps 1 .. k, as a draft from p does. Keys and values are held by base, so the chain's are on the diagonal.
 """
 
 from __future__ import annotations
