@@ -181,6 +181,27 @@ def test_beginnings_are_shared(whole):
     assert len(lane._rows) == 1
 
 
+def test_rows_together_and_alone_in_turns(whole):
+    """The copies of several rows follow what is read of one of them alone, and are made once a round."""
+    module = worse(whole)
+    lane = DistilledLane(module)
+    a, b = row_of(PROMPT, 1), row_of(PROMPT[:9], 2)
+    for _ in range(2):
+        states, _ = lane.step([lane.root(a), lane.root(b)], [a.tokens[-1], b.tokens[-1]])
+        copy = lane._joint._buffer
+        [states[0]], _ = lane.step(states[:1], [4])
+        states, logits = lane.step(states, [5, 6])
+        agree(module, logits, [[*a.tokens, 4, 5], [*b.tokens, 6]])
+        [after], _ = lane.step(states[1:], [7])
+        for token in range(3):
+            states, logits = lane.step([states[0], after], [8, token])
+            after = states[1]
+        agree(module, logits, [[*a.tokens, 4, 5, 8, 8, 8], [*b.tokens, 6, 7, 0, 1, 2]])
+        assert lane._joint._buffer is copy
+        a.tokens += [4, 5, 8, 1]
+        b.tokens += [6, 3]
+
+
 def test_no_room(whole):
     lane = DistilledLane(worse(whole), depth=8)
     assert lane.root(row_of([1] * 248)) is not None

@@ -195,6 +195,12 @@ def test_options_that_cannot_be_are_refused(make):
         make()
 
 
+def test_taps_are_the_final_one_unless_told():
+    assert HydraRecipe().taps(4) == MedusaRecipe().taps(4) == (5,)
+    assert HydraRecipe(taps_read=(2, 5)).taps(4) == (2, 5)
+    assert HydraRecipe(taps_read=3).taps(4) == (3,)
+
+
 @pytest.mark.parametrize("name", ["medusa", "hydra"])
 def test_registry_gives_the_classes(name):
     assert set(RECIPES) == {"medusa", "hydra", "eagle", "eagle3", "exit", "distill"}

@@ -20,7 +20,7 @@ from ..core.protocols import Need, Scores, Verdict
 from ..core.tree import Forest
 from ..errors import BadDraft
 from ..heads.distilled import HIDDEN, Distilled, DistilledStep
-from .distilled_cache import Held, common
+from .distilled_cache import Held, Joint, common
 from .lane import Compile, Function
 
 if TYPE_CHECKING:
@@ -82,6 +82,7 @@ class DistilledLane:
         self._roots: dict[int, tuple[int, State]] = {}
         """Tokens that the row had, and the root that was made."""
         self._ended: deque[Held] = deque(maxlen=KEPT)
+        self._joint = Joint()
         step = DistilledStep(module).eval()
         self._run: Function = step.__call__
         if compile is not None:
@@ -127,7 +128,9 @@ class DistilledLane:
         after = []
         for state, (part, begin, k) in zip(states, where, strict=True):
             end = part.asked[k] + 1
-            path = state.held.draft(state.path, part.tokens[begin:end], made[number[id(part)], :, :, begin:end])
+            own, place = made[number[id(part)], :, :, begin:end], state.held.used
+            path = state.held.draft(state.path, part.tokens[begin:end], own)
+            self._joint.draft(state.held, place, own)
             after.append(replace(state, path=path))
         return after, logits[[number[id(part)] for part, _, _ in where], [k for _, _, k in where]]
 
@@ -135,6 +138,7 @@ class DistilledLane:
         """Nothing: committed tokens are read from the rows when they next draft."""
 
     def forget(self, rows: Sequence[Row]) -> None:
+        self._joint.clear()
         for row in rows:
             self._roots.pop(row.id, None)
             held = self._rows.pop(row.id, None)
@@ -145,10 +149,9 @@ class DistilledLane:
     def _begin(self, tokens: Sequence[int]) -> Held:
         """What another row, or one that ended, has read of the same beginning."""
         others = [*self._rows.values(), *self._ended]
-        length, best = max(
-            ((common(tokens, other.tokens[: other.length]), -i) for i, other in enumerate(others)), default=(0, 0)
-        )
-        return others[-best].copy(length) if length >= LEAST else Held(self._form, self._device)
+        lengths = [common(tokens, other.tokens[: other.length]) for other in others]
+        longest = max(lengths, default=0)
+        return others[lengths.index(longest)].copy(longest) if longest >= LEAST else Held(self._form, self._device)
 
     def _call(self, parts: Sequence[_Part]) -> tuple[Tensor, Tensor]:
         logits, made = self._run(*self._inputs(parts))
@@ -156,12 +159,19 @@ class DistilledLane:
 
     def _inputs(self, parts: Sequence[_Part]) -> list[Tensor]:
         """Arguments of :class:`DistilledStep`, rows padded to the longest."""
-        new, seen = max(len(p.tokens) for p in parts), max(p.held.used for p in parts)
+        new = max(len(p.tokens) for p in parts)
         for part in parts:
-            part.held.reserve(max(seen, 1))
+            part.held.reserve(max(part.held.used, 1))
+        if len(parts) == 1:
+            held = parts[0].held
+            seen = held.capacity if self._even else held.used
+            past = [each[None] for each in held.buffer[:, :, :seen]]
+        else:
+            past = list(self._joint.of([p.held for p in parts]))
+            seen = past[0].shape[2]
         if self._even:
             # two at least: after a draft that was right to its end there are two to read, else one
-            new, seen = max(2, 1 << (new - 1).bit_length()), max(p.held.capacity for p in parts)
+            new = max(2, 1 << (new - 1).bit_length())
         tokens, positions = np.zeros((2, len(parts), new), np.int64)
         asked = np.zeros((len(parts), max(len(p.asked) for p in parts)), np.int64)
         mask = np.full((len(parts), new, seen + new), HIDDEN, np.float32)
@@ -172,9 +182,5 @@ class DistilledLane:
             for t, (path, begin) in enumerate(part.sees):
                 mask[b, t, list(path)] = 0.0
                 mask[b, t, seen + begin : seen + t + 1] = 0.0
-        if len(parts) == 1:
-            past = [each[None] for each in parts[0].held.buffer[:, :, :seen]]
-        else:
-            past = list(torch.stack([p.held.buffer[:, :, :seen] for p in parts], 1))
         ids, at, wanted, hidden = (torch.from_numpy(x).to(self._device) for x in (tokens, positions, asked, mask))
         return [self._module.embed(ids), at, hidden, wanted, *past]

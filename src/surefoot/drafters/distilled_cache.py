@@ -93,6 +93,32 @@ class Held:
         self.used = end
 
 
+class Joint:
+    """The caches of several rows side by side. They are copied once a round, not once a step."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Held, int]] = []
+        self._buffer: Tensor | None = None
+
+    def of(self, rows: Sequence[Held]) -> Tensor:
+        """[2 L, B, g, S, d], S being the largest capacity."""
+        size = max(held.capacity for held in rows)
+        now = [(held, held.turn) for held in rows]
+        if self._buffer is None or self._buffer.shape[3] != size or now != self._rows:
+            for held in rows:
+                held.reserve(size)
+            self._rows, self._buffer = now, torch.stack([held.buffer for held in rows], 1)
+        return self._buffer
+
+    def draft(self, held: Held, begin: int, made: Tensor) -> None:
+        """What was written into ``held`` from place ``begin`` on, if its copy has room."""
+        if self._buffer is not None and begin + made.shape[2] <= self._buffer.shape[3] and (held, held.turn) in self._rows:
+            self._buffer[:, self._rows.index((held, held.turn)), :, begin : begin + made.shape[2]] = made
+
+    def clear(self) -> None:
+        self._rows, self._buffer = [], None
+
+
 def common(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens both begin with."""
     low, high = 0, min(len(a), len(b))

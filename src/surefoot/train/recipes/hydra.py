@@ -29,7 +29,7 @@ class HydraRecipe:
     steps: int = 4
     blocks: int = 2
     inner: int = 1152
-    taps_read: tuple[int, ...] = ()
+    taps_read: tuple[int, ...] | int = ()
     loss_name: str = "soft_ce"
     decay: float = 0.8
     depth: int = 8
@@ -50,12 +50,13 @@ class HydraRecipe:
         return "hydra"
 
     def taps(self, n_layers: int) -> tuple[int, ...]:
-        wrong = [tap for tap in self.taps_read if not 0 <= tap <= n_layers + 1]
-        if wrong:
-            raise BadRequest(
-                f"taps_read: {wrong[0]} is no tap of a target of {n_layers} layers; they go from 0 to {n_layers + 1}"
-            )
-        return self.taps_read or (n_layers + 1,)
+        read = (self.taps_read,) if isinstance(self.taps_read, int) else tuple(self.taps_read)
+        for tap in read:
+            if not 0 <= tap <= n_layers + 1:
+                raise BadRequest(
+                    f"taps_read: {tap} is no tap of a target of {n_layers} layers; they go from 0 to {n_layers + 1}"
+                )
+        return read or (n_layers + 1,)
 
     def build(self, shape: Shape) -> nn.Module:
         config = HydraConfig(
