@@ -18,7 +18,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,9 @@ from surefoot.core.cost import CostModel
 from surefoot.core.engine import Engine
 from surefoot.errors import SurefootError
 from surefoot.loader import DRAFTERS, open_target
-from surefoot.models import DEFAULT
+from surefoot.making import MERGED
+from surefoot.models import DEFAULT, fetch, resolve
+from surefoot.trained import LANES, find, wants
 
 CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 WANTED = {"mt_bench": 1.45, "translation": 2.8, "summarization": 1.95, "qa": 1.55, "math_reasoning": 1.6, "rag": 2.5}
@@ -55,7 +57,7 @@ ROWS: dict[str, tuple[str, int | None]] = {
     "auto": ("auto", None),
 }
 """Drafter, and a fixed draft length; None: the controller ``auto``. ``hybrid-tree``: the same with three children a node."""
-MERGED = ("auto", "hybrid", "hybrid-tree")
+SEVERAL = ("auto", "hybrid", "hybrid-tree")
 """Not single drafters."""
 OWN = {
     "suffix": "shared_tokens=0",
@@ -96,18 +98,27 @@ class Maker:
     cost: CostModel
     shared: bool
     store: str | None
+    heads: Mapping[str, str]
+    """Drafter -> folder of its trained head, where that is not the one which comes with the package."""
 
     def spec(self, name: str) -> str:
-        """The drafter of a row, as the loader reads it."""
-        drafter = ROWS.get(name, (name, None))[0]
+        """The drafter of a row, as the loader reads it. ``auto+HEAD``: what ``auto`` merges, and this head."""
+        inner, _, head = name.partition("+")
+        drafter = ROWS.get(inner, (inner, None))[0]
         options = [] if self.shared or drafter not in OWN else [OWN[drafter]]
+        if head:
+            options = [option.replace("suffix.", "") for option in options] + [f"of={MERGED}/{head}"]
+            options += [f"{head}.path={self.heads[head]}"] if head in self.heads else []
+            return f"hybrid:{','.join(options)}"
+        if drafter in self.heads:
+            options.append(f"path={self.heads[drafter]}")
         if drafter == "retrieval" and self.store is not None:
             options.append(f"store={self.store}")
         return f"{drafter}:{','.join(options)}"
 
     def engine(self, name: str) -> Engine:
         if name != "hybrid-tree":
-            return engine(self.loaded, self.spec(name), ROWS.get(name, (name, None))[1])
+            return engine(self.loaded, self.spec(name), ROWS.get(name.partition("+")[0], (name, None))[1])
         inner, costs = marginal(self.loaded, self.cost, width=3)
         guarded = Breaker(inner, costs, min_width=self.loaded.model.traits.min_width)
         return engine(self.loaded, self.spec(name), controller=guarded)
@@ -116,7 +127,7 @@ class Maker:
         """Those that can be made here; a line about each of the others."""
         found = []
         for name in dict.fromkeys(names):
-            drafter = ROWS.get(name, (name, None))[0]
+            drafter = ROWS.get(name, (name, None))[0].partition("+")[0]
             if drafter not in DRAFTERS and drafter != "auto":
                 print(f"left out: {name} (no drafter {drafter!r} is registered)")
                 continue
@@ -152,7 +163,7 @@ def report(runs: Runs, tasks: dict[str, list[int]]) -> dict[str, Any]:
         print(
             "\ndisturbed, measure again on a quiet machine (speed-up over tau): " + "; ".join(figures["faster_than_possible"])
         )
-    if singles := [name for name in runs if name not in (PLAIN, *MERGED)]:
+    if singles := [name for name in runs if name.partition("+")[0] not in (PLAIN, *SEVERAL)]:
         figures["best_single"] = best(rows, singles, list(tasks))
     return figures
 
@@ -188,6 +199,7 @@ def main() -> int:
     parser.add_argument(
         "--drafters", help="of the table's rows, or other names of drafters (with --trees: suffix,recycle,hybrid)"
     )
+    parser.add_argument("--head", action="append", default=[], metavar="NAME=FOLDER", help="a trained head of your own")
     parser.add_argument("--store", help="a datastore for the drafter retrieval")
     parser.add_argument("--shared", action="store_true", help="requests share their text, as shipped")
     parser.add_argument("--trees", action="store_true", help="trees against chains instead")
@@ -203,7 +215,12 @@ def main() -> int:
         asked = questions(args.data, args.limit, tasks)
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         parser.error(f"--data {args.data} is not question.jsonl of Spec-Bench ({error})")
-    loaded = open_target(args.model, precision=args.precision)
+    heads = dict(item.split("=", 1) for item in args.head)
+    names = ([*ROWS] if not args.trees else []) if args.drafters is None else args.drafters.split(",")
+    trained = [name for name in LANES if any(name in each.split("+") for each in names)]
+    path = fetch(resolve(args.model))
+    found = [find(name, {"path": heads[name]} if name in heads else {}, path) for name in trained]
+    loaded = open_target(args.model, precision=args.precision, **wants(found))
     traits = loaded.model.traits
     cost = loaded.calibration.cost(loaded.model, refresh=not args.stored_costs)
     # tasks take turns
@@ -211,7 +228,7 @@ def main() -> int:
     places = {task: [at for at, (own, _) in enumerate(order) if own == task] for task in tasks}
     room = traits.max_context - args.length - traits.min_width
     prompts, cut = zip(*(encode(loaded.codec, asked[task][i], room) for task, i in order), strict=True)
-    maker = Maker(loaded, cost, args.shared, args.store)
+    maker = Maker(loaded, cost, args.shared, args.store, heads)
     default = ["suffix", "recycle", "hybrid"] if args.trees else [*ROWS, *(["retrieval"] if args.store else [])]
     wished = args.drafters.split(",") if args.drafters else default
     if args.trees and (odd := [name for name in wished if name not in DRAFTERS]):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import BadRequest, ModelNotFound, Unsupported
 from .heads.reads import Reads, reads
-from .models import Progress, fetch_head, shipped
+from .models import Progress, fetch_head, label, shipped
 
 if TYPE_CHECKING:
     from .drafters.lane import Compile, Lane
@@ -69,7 +69,7 @@ def find(drafter: str, options: Mapping[str, Any], model: Path, progress: Progre
         folder = shipped(model).heads.get(drafter)
         if folder is None:
             raise ModelNotFound(
-                f"no trained head {drafter!r} comes with Surefoot for {model.stem}; name one as {drafter}:path=FOLDER, or "
+                f"no trained head {drafter!r} comes with Surefoot for {label(model)}; name one as {drafter}:path=FOLDER, or "
                 f"train it: surefoot train {_trained_as(drafter)} --target MODEL --out FOLDER"
             )
     else:
@@ -92,13 +92,14 @@ def lane(head: Head, target: Target) -> Lane:
 
     model: Any = target.model
     traits = model.traits
+    # a head that was made for another target is refused as such, whatever this one was loaded with
+    _, module = open_head(head.folder, model.ends(), traits.n_layers, kind=head.reads.kind, pickle=head.pickle)
     missing = sorted(set(_taps(head, traits.n_layers)) - set(traits.hidden))
     if missing:
         raise Unsupported(
             f"drafter {head.drafter!r} reads the activations {missing}, and the model was loaded without them; "
             "load it with this drafter (surefoot.load), or open the target with these taps"
         )
-    _, module = open_head(head.folder, model.ends(), traits.n_layers, kind=head.reads.kind, pickle=head.pickle)
     name, _, attribute = LANES[head.drafter].partition(":")
     make: Any = getattr(import_module(name), attribute)
     more: dict[str, Any] = {"compile": compiler(target)}

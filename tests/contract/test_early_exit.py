@@ -139,6 +139,28 @@ def test_what_was_drafted_is_not_run_again(case, backend, cuts, monkeypatch):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_cuts_and_taps_change_no_logit(case, backend):
+    """Loading the model for a drafter must not change what it says. In bf16 an output would, were it not shielded."""
+    if backend == "torch":
+        whole, others = TorchModel(case.model, max_rows=8), [case(backend)]
+    else:
+        whole = case.make(backend, None)
+        others = [
+            case(backend),
+            case(backend, "two"),
+            case.make(backend, None, taps=(0, 2, 4, 6)),
+            case.make(backend, 4, taps=(0, 5)),
+        ]
+    slot = prefill(whole, PROMPT)
+    want = chain(whole, slot, PROMPT[4:9])[0]
+    for other in others:
+        own = prefill(other, PROMPT)
+        assert torch.equal(chain(other, own, PROMPT[4:9])[0], want)
+        other.close([own])
+    whole.close([slot])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_another_token_takes_its_place(case, backend, monkeypatch):
     target, tail = case(backend), PROMPT[3:9]
     a, b = prefill(target, PROMPT), prefill(target, PROMPT)

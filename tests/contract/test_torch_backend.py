@@ -150,7 +150,8 @@ def test_traits(target, hf):
     assert isinstance(target, TargetModel)
     traits = target.traits
     assert (traits.vocab_size, traits.hidden_size, traits.n_layers, traits.max_context) == (VOCAB, 32, 2, 256)
-    assert (traits.device, traits.dtype, traits.hidden) == ("cpu", "float32", (0, 1, 2))
+    assert (traits.device, traits.dtype, traits.hidden) == ("cpu", "float32", (0, 1, 2, 3))
+    assert traits.exits == (1,)
 
 
 def test_greedy_chain_equals_generate(target, hf):

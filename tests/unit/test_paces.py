@@ -159,7 +159,7 @@ def test_small_weights_are_compiled_twice_and_large_ones_once(folder: Path, monk
 
 def test_a_model_that_is_cut_has_one_pace(folder: Path) -> None:
     cut = opened(folder, cut=1)
-    assert (cut.traits.narrow, cut.traits.steady) == (0, False)
+    assert (cut.traits.narrow, cut.traits.steady) == (0, True)
     assert logits(cut, PROMPT, LONG).shape == (20, 53)
 
 

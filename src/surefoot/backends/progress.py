@@ -128,3 +128,10 @@ class Progress:
     def _of(self, slot: Any) -> _Chain | None:
         found = self._chains.get(id(slot))
         return found[1] if found is not None and found[1].base == slot.length else None
+
+
+def as_cuts(cut: int | Sequence[int] | None) -> tuple[int, ...]:
+    """An option ``cut``, rising."""
+    if cut is None:
+        return ()
+    return (cut,) if isinstance(cut, int) else tuple(sorted(set(cut)))

@@ -54,12 +54,12 @@ class TorchModel:
         context_step: int = 512,
         name: str | None = None,
     ) -> None:
-        """``capacity_tokens``: most cached tokens of all rows together. ``max_nodes``: widest pass of a row.
+        """``capacity_tokens``: most cached tokens of all rows together. ``max_nodes``: widest pass of a row. ``cut``: layer, or
+        layers, behind which :meth:`prefix` can stop.
 
         Passes are padded to multiples of ``width_step`` nodes and ``context_step`` cache columns: CPU kernels add in
         another order for other remainders, and these are the smallest steps under which chains agree bit for bit.
         A tree moves a path's keys to other columns, hence to another order of addition: ``trees=False`` gives them up.
-        ``cut``: layer, or layers, behind which :meth:`prefix` can stop.
         """
         self._family = family = describe(model)
         if min(max_rows, max_nodes, width_step, context_step) < 1:
@@ -97,8 +97,7 @@ class TorchModel:
             device=str(self._device),
             dtype=str(self._dtype).removeprefix("torch."),
         )
-        cuts = () if cut is None else (cut,) if isinstance(cut, int) else tuple(sorted(set(cut)))
-        self._sections = Sections(model, family.blocks, cuts, self._batch, self._forward)
+        self._sections = Sections(model, family.blocks, cut, self._batch, self._forward)
         self._traits = replace(self._traits, vocab_size=compare_with_full_pass(self))
 
     @staticmethod
@@ -161,8 +160,8 @@ class TorchModel:
             lo = forest.begins[b]
             slot.pending = forest.parents[lo : lo + forest.sizes[b]].tolist()
         scored = forest.scored().numpy()
-        rows = torch.from_numpy(batch.row[scored]).to(self._device)
-        places = torch.from_numpy(np.searchsorted(kept, batch.column[scored])).to(self._device)
+        at = (batch.row[scored], np.searchsorted(kept, batch.column[scored]))
+        rows, places = (torch.from_numpy(x).to(self._device) for x in at)
         every = torch.from_numpy(batch.row * batch.ids.shape[1] + batch.column).to(self._device)
         found = {layer: h.reshape(-1, h.shape[-1])[every] for layer, h in hidden.items()}
         return Scores(logits[rows, places].float(), found)

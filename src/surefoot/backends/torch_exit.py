@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ..core.protocols import Need
 from ..core.tree import DraftTree, Forest
 from ..errors import Unsupported
-from .progress import Progress, Work
+from .progress import Progress, Work, as_cuts
 from .torch_batch import Batch
 
 
@@ -93,10 +93,11 @@ class Sections:
         self,
         model: Any,
         blocks: nn.ModuleList | None,
-        cuts: Sequence[int],
+        cut: int | Sequence[int] | None,
         lay_out: Callable[[list[Any], Forest, Sequence[int]], Batch],
         forward: Callable[[Batch, np.ndarray, Part | None], Tensor],
     ) -> None:
+        cuts = as_cuts(cut)
         kind = model.config.model_type
         if cuts and blocks is None:
             raise Unsupported(f"the layers of '{kind}' were not found, so it cannot be cut for early exit")

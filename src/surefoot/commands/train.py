@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ..train.recipe import Recipe
 
 KINDS = ("capture", "medusa", "hydra", "eagle", "eagle3", "exit", "distill")
+_MARK = "unfinished.json"
+"""In a folder of captured text while there is more to come."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,9 +69,12 @@ def run(args: argparse.Namespace) -> int:
         raise BadRequest("capture needs --data, the folder for the text")
     if recipe is not None and args.out is None:
         raise BadRequest(f"{args.kind} needs --out, the folder for the head")
+    if args.threads is not None and args.threads < 1:
+        raise BadRequest(f"--threads {args.threads}: give a whole number from 1 up")
     data = Path(args.data) if args.data is not None else Path(args.out) / "data"
+    left = _unfinished(data, args.kind)
     wanted = CaptureSettings(
-        documents=2000 if args.documents is None else args.documents,
+        documents=args.documents if args.documents is not None else left or 2000,
         seed=args.seed,
         length=args.length,
         temperatures=_numbers(args.temperatures),
@@ -85,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         patience=args.patience,
     )
     prompts = _prompts(args.prompts)
-    if args.documents is not None or not any(data.glob("shard-*.safetensors")):
+    if args.documents is not None or left or not any(data.glob("shard-*.safetensors")):
         _capture(args, data, wanted, recipe.taps if recipe is not None else every_tap, prompts)
     if recipe is None:
         return 0
@@ -103,7 +108,19 @@ def _capture(args: argparse.Namespace, data: Path, settings: Any, taps: Any, pro
 
     target = _target(args, taps, args.rows)
     encoded = [target.codec.prompt(item.prompt) for item in prompts]
+    data.mkdir(parents=True, exist_ok=True)
+    (data / _MARK).write_text(json.dumps({"kind": args.kind, "documents": settings.documents}), "utf-8")
     capture(target, data, settings, taps(target.model.traits.n_layers), encoded, tell)
+    (data / _MARK).unlink()
+
+
+def _unfinished(data: Path, kind: str) -> int:
+    """Documents that an interrupted capture for this kind has still to reach; 0: there is none."""
+    try:
+        found = json.loads((data / _MARK).read_text("utf-8"))
+        return int(found["documents"]) if found["kind"] == kind else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
 
 
 def _target(args: argparse.Namespace, taps: Any = None, rows: int = 1) -> Target:

@@ -23,13 +23,18 @@ class Reads:
     def taps(self, n_layers: int) -> tuple[int, ...]:
         """Activations that it reads of a target of so many layers."""
         if self.kind == "hydra":
-            return tuple(self.config.get("taps", ()))
+            return self._listed("taps")
         if self.kind == "eagle3":
-            found = self.config.get("eagle_aux_hidden_state_layer_ids")
-            return tuple(found) if isinstance(found, list) and found else default_taps(n_layers)
+            return self._listed("eagle_aux_hidden_state_layer_ids") or default_taps(n_layers)
         if self.kind in ("exit", "distilled"):
             return ()
         return (n_layers + 1,)
+
+    def _listed(self, name: str) -> tuple[int, ...]:
+        """Layers that the config lists; none where it lists none, or nonsense, which whoever opens the head refuses."""
+        found = self.config.get(name)
+        fine = isinstance(found, list) and all(isinstance(t, int) and t >= 0 for t in found)
+        return tuple(found) if fine and found else ()
 
 
 def reads(folder: Path, *, layer: int | None = None, pickle: bool = False) -> Reads:
@@ -39,6 +44,6 @@ def reads(folder: Path, *, layer: int | None = None, pickle: bool = False) -> Re
     if kind != "exit":
         return Reads(kind, config)
     cut = layer if layer is not None else config.get("exit_layer")
-    if not isinstance(cut, int) or cut < 1:
+    if not isinstance(cut, int) or isinstance(cut, bool) or cut < 1:
         raise BadRequest(f"{folder}: the head's file does not name its exit layer; give it as layer=")
     return Reads(kind, config, cut)

@@ -4,7 +4,7 @@ Contract: ``resolve`` names a model, ``fetch`` makes it local, ``describe`` read
 derived folder once, however many processes ask for it.
 """
 
-from .cache import Progress, building, cache_root, content, derived_dir, fingerprint
+from .cache import Progress, building, cache_root, content, derived_dir, fingerprint, label
 from .describe import Capabilities, describe
 from .fetch import CachedModel, converted_dir, fetch, fetch_head, list_cached
 from .packaged import DEFAULT, PACKAGED
@@ -28,6 +28,7 @@ __all__ = [
     "fetch",
     "fetch_head",
     "fingerprint",
+    "label",
     "list_cached",
     "resolve",
     "shipped",

@@ -183,7 +183,12 @@ def content(source: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def label(source: Path) -> str:
+    """What to call the model at ``source``. A folder's name has no ending, though it may have dots."""
+    return source.stem if source.is_file() else source.name
+
+
 def derived_dir(kind: str, source: Path, version: str, root: Path | None = None) -> Path:
     """Folder under the cache for something made from ``source`` by version ``version`` of its maker."""
     key = hashlib.sha256(f"{fingerprint(source)}\0{version}".encode()).hexdigest()[:16]
-    return (root or cache_root()) / kind / f"{source.stem if source.is_file() else source.name}-{key}"
+    return (root or cache_root()) / kind / f"{label(source)}-{key}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest
-from ..models import content
+from ..models import content, label
 from .capture import Capture, Settings, Tell
 from .recipe import Recipe, Shape
 from .recipes import RECIPES, recipe_class
@@ -29,11 +29,26 @@ def make_recipe(kind: str, options: Mapping[str, Any]) -> Recipe:
     for name in options:
         if name not in known:
             raise BadRequest(f"{kind} has no option {name!r}; its options are {', '.join(sorted(known))}")
+        if not _suits(options[name], known[name].default, str(known[name].type)):
+            raise BadRequest(f"{kind}: option {name}={options[name]!r} is not allowed; give {known[name].type}")
     try:
         made: Recipe = cls(**options)
     except TypeError as error:
         raise BadRequest(f"{kind}: {error}; its options are {', '.join(sorted(known))}") from None
     return made
+
+
+def _suits(value: Any, default: Any, kind: str) -> bool:
+    """Whether an option's value is of its kind, told by its default; ``kind``: its annotation."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, int | float)
+    if isinstance(default, int) or default is None:
+        return isinstance(value, int)
+    if isinstance(default, str) or isinstance(value, str):
+        return isinstance(value, str) and "str" in kind
+    return isinstance(value, int) or all(isinstance(each, int) and not isinstance(each, bool) for each in value)
 
 
 def every_tap(n_layers: int) -> tuple[int, ...]:
@@ -47,7 +62,7 @@ def every_tap(n_layers: int) -> tuple[int, ...]:
 def facts_of(target: Target) -> dict[str, Any]:
     """What captured text and trained heads say about their target."""
     traits = target.model.traits
-    return {"name": target.path.stem, "content": content(target.path), "dtype": traits.dtype, "layers": traits.n_layers}
+    return {"name": label(target.path), "content": content(target.path), "dtype": traits.dtype, "layers": traits.n_layers}
 
 
 def capture(
@@ -87,7 +102,7 @@ def shape_of(target: Target, shards: Shards, size: int) -> tuple[Shape, Vocabula
         vocab_size=traits.vocab_size,
         ends=model.ends(),
         draft_ids=words.ids,
-        name=target.path.stem,
+        name=label(target.path),
         folder=target.path,
     )
     return shape, words

@@ -9,17 +9,17 @@ import openvino as ov
 import openvino.opset13 as op
 
 from ...errors import Unsupported
-from .graph import port
+from .graph import port, shown
 from .structure import Structure, key, sources
 
 HIDDEN = "hidden"
 
 
-def split(model: ov.Model, structure: Structure, cuts: Sequence[int], taps: Sequence[int]) -> list[ov.Model]:
+def split(model: ov.Model, structure: Structure, cuts: Sequence[int], taps: Sequence[int], rounded: bool) -> list[ov.Model]:
     """Sections, the first reading tokens and each other one the stream at a cut; ``cuts`` rise.
 
     Outputs: the stream at the section's end (of the last section the logits), then the taps between the cuts, in order.
-    ``structure`` is that of ``model``, which is taken apart.
+    ``structure`` is that of ``model``, which is taken apart. ``rounded``: the graph runs in bf16.
     """
     last = len(structure.residual) - 1
     if last < 0:
@@ -32,12 +32,13 @@ def split(model: ov.Model, structure: Structure, cuts: Sequence[int], taps: Sequ
     sections, before = [], -1
     for layer in cuts:
         exit_port = structure.residual[layer].output(0)
-        ends = [op.result(port) for port in (exit_port, *(structure.residual[t].output(0) for t in taps if before < t < layer))]
+        ends = [op.result(shown(exit_port, rounded))]
+        ends += [op.result(shown(structure.residual[t].output(0), rounded)) for t in taps if before < t < layer]
         # A copy, because the sections share nodes (shapes, rotary tables) that are rewired for the later ones below.
         sections.append(_section(ends, parameters, f"to layer {layer}").clone())
         hidden = op.parameter(exit_port.get_partial_shape(), ov.Type.f32, name=f"{HIDDEN}.{layer}")
         hidden.output(0).set_names({HIDDEN})
-        ours = {key(r) for r in ends}
+        ours = reach(ends)
         for target in list(exit_port.get_target_inputs()):
             if key(target.get_node()) not in ours:
                 target.replace_source_output(hidden.output(0))
@@ -46,7 +47,8 @@ def split(model: ov.Model, structure: Structure, cuts: Sequence[int], taps: Sequ
         later += [op.result(structure.residual[c].output(0)) for c in cuts if c > layer]
         detach_shapes(later, hidden)
         before = layer
-    sections.append(_section([logits, *(op.result(port(structure, t)) for t in taps if t > before)], parameters, "to the end"))
+    ends = [logits, *(op.result(shown(port(structure, t), rounded)) for t in taps if t > before)]
+    sections.append(_section(ends, parameters, "to the end"))
     return sections
 
 

@@ -116,11 +116,24 @@ def gather_rows(model: ov.Model, structure: Structure) -> None:
     model.validate_nodes_and_infer_types()
 
 
-def tap(model: ov.Model, structure: Structure, layers: tuple[int, ...]) -> None:
-    """Make the residual streams after these layers outputs, in order, behind the logits."""
+def tap(model: ov.Model, structure: Structure, layers: tuple[int, ...], rounded: bool) -> None:
+    """Make the residual streams after these layers outputs, in order, behind the logits. ``rounded``: see :func:`shown`."""
     if layers:
         check_layers(structure, layers)
-        model.add_outputs([port(structure, layer) for layer in layers])
+        model.add_outputs([shown(port(structure, layer), rounded) for layer in layers])
+
+
+def shown(port: Any, rounded: bool) -> Any:
+    """The port as an output of the graph. ``rounded``: the graph runs in bf16.
+
+    There the plugin computes what lies in front of an output in f32, up to the next matrix product, and so all that follows
+    from it otherwise than without the output. Behind a product with the identity, which is exact, it does not.
+    """
+    if not rounded:
+        return port
+    shape = port.get_partial_shape()
+    one = np.eye(shape[len(shape) - 1].get_length(), dtype=np.float32)
+    return op.matmul(port, op.constant(one), False, True).output(0)
 
 
 def port(structure: Structure, layer: int) -> Any:

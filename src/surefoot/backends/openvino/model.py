@@ -21,6 +21,7 @@ from ...core.protocols import Ends, InvarianceReport, Need, Scores, Slot, Traits
 from ...core.sublayers import SkipSet
 from ...core.tree import Forest
 from ...errors import BackendError, BadRequest, Unsupported
+from ..progress import as_cuts
 from . import branches, graph
 from .branches import Lines
 from .caches import make_pool
@@ -78,7 +79,7 @@ class OpenVINOModel:
             raise BadRequest(f"unknown trees {trees!r}; choose one of {', '.join(TREES)}")
         if copies not in (None, 1, 2):
             raise BadRequest(f"copies must be 1 or 2, not {copies}")
-        cuts = () if cut is None else (cut,) if isinstance(cut, int) else tuple(sorted(set(cut)))
+        cuts = as_cuts(cut)
         if cuts and copies == 2:
             raise BadRequest("a model with a cut is compiled once; leave copies or cut out")
         core = shared_core()
@@ -94,16 +95,16 @@ class OpenVINOModel:
         if edit is not None:
             model, structure = edit(model, structure)
         graph.gather_rows(model, structure)
-        options = compile_options(self.precision, threads)
+        options, rounded = compile_options(self.precision, threads), self.precision == "bf16"
         self._folder, self._threads, self._taps = Path(folder), threads, taps
         self._sections: Sections | None = None
         if cuts:
             inner = [t for t in taps if t not in cuts]
-            parts = [Runner(core, part, options) for part in split(model, structure, cuts, inner)]
+            parts = [Runner(core, part, options) for part in split(model, structure, cuts, inner, rounded)]
             self._pool = make_pool(parts, kv_tokens)
             self._sections, self._paces = Sections(parts, cuts, inner, self._pool), Paces(())
         else:
-            graph.tap(model, structure, taps)
+            graph.tap(model, structure, taps, rounded)
             twice = copies if copies is not None else 1 + (graph.weights(Path(folder)) <= SMALL_WEIGHTS)
             self._paces = Paces([Runner(core, model, options) for _ in range(twice)])
             self._pool = make_pool(self._paces.runners, kv_tokens)

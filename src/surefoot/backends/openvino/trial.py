@@ -31,7 +31,7 @@ class OpenVINOTrial:
         self._folder, self._options = folder, options
         model, structure = gate(*self._load())
         graph.gather_rows(model, structure)
-        graph.tap(model, structure, (0,))
+        graph.tap(model, structure, (0,), False)
         self._layers = len(structure.attention)
         self._runner = Runner(shared_core(), model, options)
         self._steps: tuple[Step, ...] = ()
