@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from .drafter_spec import Spec, choose, length, parse, shape
 from .errors import BadRequest
@@ -50,12 +50,20 @@ def load(
     """
     # what is wrong is told, and what is off is known, before anything is loaded
     specs, most, _ = _parse(drafter, draft_model is not None, controller, num_speculative_tokens)
-    needs = wants(_heads(specs, model, progress))
-    target = open_target(model, backend, precision=precision, kv_tokens=kv_tokens, progress=progress, **needs)
+    extra = wants(_heads(specs, model, progress))
+    target = open_target(model, backend, precision=precision, kv_tokens=kv_tokens, progress=progress, **extra)
     if most == 0 and draft_model is not None:  # off is off: the draft model is not loaded
         return assemble(target, "none", max_rows=max_rows)
     draft = None if draft_model is None else open_target(draft_model, backend, precision=precision, progress=progress)
     return assemble(target, drafter, draft, controller, num_speculative_tokens, max_rows)
+
+
+def needs(drafters: Iterable[str], model: str | os.PathLike[str] = DEFAULT, progress: Progress | None = None) -> dict[str, Any]:
+    """Arguments by which :func:`open_target` loads a model so that these drafters, as in :func:`load`, can run on it."""
+    found = []
+    for drafter in drafters:
+        found += _heads(parse(drafter, list(DRAFTERS))[0], model, progress)
+    return wants(found)
 
 
 def _heads(specs: Sequence[Spec], model: str | os.PathLike[str], progress: Progress | None) -> list[Head]:
@@ -128,4 +136,4 @@ def _parse(
     return [spec for spec in specs if spec.name != "none"], most, trees[0] if trees else {}
 
 
-__all__ = ["BACKENDS", "CONTROLLERS", "DRAFTERS", "Target", "assemble", "load", "open_target"]
+__all__ = ["BACKENDS", "CONTROLLERS", "DRAFTERS", "Target", "assemble", "load", "needs", "open_target"]

@@ -91,10 +91,12 @@ class Maker:
         return self._named(spec.name, spec.options)
 
     def _hybrid(self, options: Mapping[str, Any], names: Sequence[str]) -> Drafter:
-        """``options``: of a part, as ``part.option``; without a name those of the first part."""
+        """``options``: of a part, as ``part.option``; without a name those of the first part, but for hybrid's own ``ask``."""
         from .drafters.head_source import HeadSource
         from .drafters.proposed import Proposed
 
+        own_options = {"ask": options["ask"]} if "ask" in options else {}
+        options = {key: value for key, value in options.items() if key not in own_options}
         of = "/".join(names)
         if not names:
             raise BadRequest(f"hybrid merges one source or more; name them as in of={MERGED}, or leave it out")
@@ -114,7 +116,7 @@ class Maker:
             deep = {"depth": own[name].pop("depth")} if name in WHOLE and "depth" in own[name] else {}
             made = self._named(name, own[name])
             sources.append(HeadSource(made) if name in LANES else Proposed(made, **deep) if name in WHOLE else made)  # type: ignore[arg-type]
-        return self._add("hybrid", {"sources": sources, "paths": self._target.model.traits.paths})
+        return self._add("hybrid", {"sources": sources, "paths": self._target.model.traits.paths, **own_options})
 
     def _named(self, name: str, options: Mapping[str, Any]) -> Drafter:
         _none(name, {key: value for key, value in options.items() if key in GIVEN})

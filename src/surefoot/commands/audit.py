@@ -129,11 +129,12 @@ def _audit(args: argparse.Namespace, params: SamplingParams, given: list[Item] |
     from .. import loader
     from ..audit import audit, audit_pairs, generated
 
-    def open_target(ref: str, kv_tokens: int | None) -> Target:
-        return loader.open_target(ref, args.backend, precision=args.precision, kv_tokens=kv_tokens, progress=tell)
+    def open_target(ref: str, kv_tokens: int | None, **more: Any) -> Target:
+        return loader.open_target(ref, args.backend, precision=args.precision, kv_tokens=kv_tokens, progress=tell, **more)
 
     label: Callable[[str], None] = lambda text: tell(f"audit: {text}", 0, None)  # noqa: E731
-    target = open_target(args.model, args.kv_tokens)
+    named = [name for name in _names(args.drafters) if name.partition(":")[0] in loader.DRAFTERS]
+    target = open_target(args.model, args.kv_tokens, **loader.needs(named, args.model, tell))
     common: dict[str, Any] = {"raw": args.raw, "system": args.system, "tell": label}
     if args.reference is not None:
         return audit_pairs(target, args.reference, args.candidate, params, dtype=args.dtype, tolerance=args.tolerance, **common)

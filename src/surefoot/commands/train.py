@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import sys
 import time
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ..train.evaluate import Evaluation
     from ..train.recipe import Recipe
 
+_DOCUMENTS = 2000
 KINDS = ("capture", "medusa", "hydra", "eagle", "eagle3", "exit", "distill")
 _MARK = "unfinished.json"
 """In a folder of captured text while there is more to come."""
@@ -36,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", "-o", metavar="DIR", help="folder for the head, its card and its log")
     group = parser.add_argument_group("captured text")
     group.add_argument("--data", metavar="DIR", help="folder of captured text, made where it is not there (OUT/data)")
-    group.add_argument("--documents", type=int, metavar="N", help="conversations to capture (2000, or what there is)")
+    group.add_argument("--documents", type=int, metavar="N", help=f"conversations to capture ({_DOCUMENTS}, or one a prompt)")
     group.add_argument("--length", type=int, default=256, metavar="N", help="most tokens of an answer (256)")
     group.add_argument("--temperatures", default="0,0,0,0.7,1", metavar="T,…", help="drawn for each answer (0,0,0,0.7,1)")
     group.add_argument("--prompts", metavar="FILE", help="prompts to answer (JSON lines or one a line), not generated ones")
@@ -73,8 +75,9 @@ def run(args: argparse.Namespace) -> int:
         raise BadRequest(f"--threads {args.threads}: give a whole number from 1 up")
     data = Path(args.data) if args.data is not None else Path(args.out) / "data"
     left = _unfinished(data, args.kind)
+    prompts = _prompts(args.prompts)
     wanted = CaptureSettings(
-        documents=args.documents if args.documents is not None else left or 2000,
+        documents=args.documents if args.documents is not None else left or len(prompts) or _DOCUMENTS,
         seed=args.seed,
         length=args.length,
         temperatures=_numbers(args.temperatures),
@@ -89,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
         amp=args.amp,
         patience=args.patience,
     )
-    prompts = _prompts(args.prompts)
     if args.documents is not None or left or not any(data.glob("shard-*.safetensors")):
         _capture(args, data, wanted, recipe.taps if recipe is not None else every_tap, prompts)
     if recipe is None:
@@ -152,7 +154,7 @@ def _train(args: argparse.Namespace, data: Path, recipe: Recipe, settings: Any) 
             settings,
             progress=progress,
             limit_seconds=seconds,
-            threads=args.threads,
+            threads=args.threads or len(os.sched_getaffinity(0)),
             facts={"target": facts},
         )
     card = write_card(

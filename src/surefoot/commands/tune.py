@@ -138,8 +138,11 @@ def _target(args: argparse.Namespace, model: str, tell: Progress) -> tuple[Targe
     from .. import loader
     from .memory import available
 
+    named = [name for name in _names(args) or () if name.partition(":")[0] in loader.DRAFTERS]
+    needs = loader.needs(named, model, tell)
+
     def open_in(precision: str) -> Target:
-        return loader.open_target(model, args.backend, precision=precision, kv_tokens=args.kv_tokens, progress=tell)
+        return loader.open_target(model, args.backend, precision=precision, kv_tokens=args.kv_tokens, progress=tell, **needs)
 
     target = open_in(args.precision)
     if args.precision != "auto" or args.quick or _size(target) * 6 > available():
