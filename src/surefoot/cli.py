@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args, unknown = parser(words).parse_known_args(words)
         if unknown:
             args.parser.error(f"unknown option or word {unknown[0]!r}")
+        args.words = words
         status: int = import_module(f".commands.{args.command}", __package__).run(args)
         sys.stdout.flush()
         return status

@@ -10,10 +10,7 @@ LATER: dict[str, str] = {}
 NOT_APPLICABLE: dict[str, str] = {}
 
 # ---- L01 to L44: equality, stops, cache ----
-LATER |= {
-    "L14": "expected with early exit (drafter early_exit)",
-    "L15": "expected with early exit (drafter early_exit)",
-}
+LATER |= {}
 
 # ---- L45 to L66: sampling, penalties, grammar, logprobs (add yours below this line, and nowhere else) ----
 LATER |= {}
@@ -21,7 +18,6 @@ NOT_APPLICABLE |= {}
 
 # ---- L67 to L96: vocabulary, speed, memory, metrics, server (add yours below this line, and nowhere else) ----
 PARTLY: dict[str, str] = {
-    "L72": "expected with trained heads: hidden size, vocabulary and model type of a head against the target's",
     "L74": "expected with draft length schedules (heuristic, heuristic_transient)",
     "L86": "expected with the tuner: it ranks draft lengths by tokens a second",
     "L92": "expected with the server: its own events, and the usage chunk last",

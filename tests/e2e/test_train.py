@@ -7,6 +7,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,16 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 import surefoot
+from surefoot import loader
 from surefoot.cli import main
+from surefoot.control.fixed import FixedController
+from surefoot.core.engine import Engine
+from surefoot.core.tree import DraftTree
 from surefoot.errors import SurefootError
 from surefoot.train import capture as capturing
 from surefoot.train.prompts import STARTS
 from surefoot.train.shards import Shards
+from surefoot.train.windows import split
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
@@ -86,10 +92,41 @@ def train(root: Path, *words: str) -> int:
 def medusa(root: Path) -> dict[str, Any]:
     """The card of a head that was trained with one command."""
     words = ["--documents", "100", "--length", "48", "--temperatures", "0", "--rows", "25", "--epochs", "12", "--lr", "5e-3"]
-    more = ["--batch-tokens", "1024", "--set", "heads=3", "--vocabulary", "200"]
+    more = ["--batch-tokens", "1024", "--set", "heads=3", "--vocabulary", "10"]
     assert train(root, "medusa", "--out", str(root / "medusa"), *words, *more) == 0
     card: dict[str, Any] = json.loads((root / "medusa" / "card.json").read_text("utf-8"))
     return card
+
+
+class Asked:
+    """A drafter that asks another one for a token at every place, and drafts nothing. ``right``: how often it was."""
+
+    name, source = "asked", 90
+
+    def __init__(self, inner: Any) -> None:
+        self.needs, self._inner = inner.needs, inner
+        self._said: dict[int, tuple[int, int]] = {}
+        self.right: list[bool] = []
+
+    def propose(self, rows: Any, plans: Any) -> Any:
+        self._check(rows)
+        for row, tree in zip(rows, self._inner.propose(rows, plans), strict=True):
+            if len(tree) > 1:
+                self._said[row.id] = len(row.tokens), int(tree.tokens[1])
+        return [DraftTree.chain(row.tokens[-1:]) for row in rows]
+
+    def _check(self, rows: Any) -> None:
+        for row in rows:
+            place, token = self._said.pop(row.id, (len(row.tokens), 0))
+            if place < len(row.tokens):
+                self.right.append(row.tokens[place] == token)
+
+    def observe(self, *told: Any) -> None:
+        self._inner.observe(*told)
+
+    def forget(self, rows: Any) -> None:
+        self._check(rows)
+        self._inner.forget(rows)
 
 
 def prompts(n: int) -> list[str]:
@@ -111,12 +148,13 @@ def test_one_command_makes_a_head_that_is_right_as_often_as_it_says(root: Path, 
     said = Counter(t for i in range(100) for t in shards.document(i).tokens[shards.answer(i) :].tolist())
     chance = said.most_common(1)[0][1] / said.total()
     stated = medusa["best"]["acceptance"]
-    assert chance < 0.4
-    assert stated[0] > 0.6 > 1.5 * chance
+    assert stated[0] > max(0.5, 3 * chance)
     assert medusa["stopped"] in ("epochs", "patience")
     assert medusa["data"]["documents"] == {"trained on": 98, "held out": 2}
     assert medusa["target"]["name"] == "model"
-    assert 0.95 < medusa["sizes"]["draft vocabulary coverage"] <= 1
+    assert medusa["sizes"]["draft vocabulary size"] == 10
+    assert medusa["command"].startswith("surefoot train medusa --out ")
+    assert asked_everywhere(root, shards) == pytest.approx(stated[0], abs=0.06)
     plain = answers(root, "none")
     for backend in ("openvino", "torch"):
         drafter = f"medusa:path={root / 'medusa'}"
@@ -124,11 +162,28 @@ def test_one_command_makes_a_head_that_is_right_as_often_as_it_says(root: Path, 
         assert [c.token_ids for c in found] == [c.token_ids for c in plain]
         assert [c.text for c in found] == [c.text for c in plain]
         right = sum(c.stats.accepted_tokens for c in found) / sum(c.stats.draft_tokens for c in found)
-        assert right == pytest.approx(stated[0], abs=0.15)
+        assert right > 2 * chance, "it is asked at every second place or so, where it may be worse than on the whole"
     merged = answers(root, f"hybrid:of=suffix/medusa,medusa.path={root / 'medusa'}")
     assert [c.token_ids for c in merged] == [c.token_ids for c in plain]
-    passes = [sum(c.stats.passes for c in each) for each in (plain, answers(root, drafter, num_speculative_tokens=3))]
-    assert passes[1] < 0.7 * passes[0]
+    fast = answers(root, drafter, controller="fixed", num_speculative_tokens=3)
+    passes = [sum(c.stats.passes for c in each) for each in (plain, fast)]
+    print("PASSES", passes)
+    assert passes[1] < 0.9 * passes[0]
+
+
+def asked_everywhere(root: Path, shards: Shards) -> float:
+    """How often the head is right at the first place while the engine writes the answers that were held out."""
+    target = loader.open_target(root / "model", "openvino", taps=(3,))
+    [inner] = loader.assemble(target, f"medusa:path={root / 'medusa'}").drafters.values()
+    asked = Asked(inner)
+    with closing(Engine(target.model, [asked], FixedController("asked", 1), codec=target.codec)) as engine:
+        for i in split(shards, 0)[1]:
+            document = shards.document(i)
+            prompt, wanted = document.tokens[: document.answer].tolist(), document.tokens[document.answer :].tolist()
+            found = engine.generate(prompt, max_tokens=48, temperature=0.0)
+            assert list(found.token_ids[: len(wanted)]) == wanted, "the captured text is the target's own"
+    assert len(asked.right) > 80
+    return sum(asked.right) / len(asked.right)
 
 
 def test_the_card_and_the_log_are_beside_the_weights(root: Path, medusa: dict[str, Any]) -> None:
@@ -143,7 +198,20 @@ def test_the_card_and_the_log_are_beside_the_weights(root: Path, medusa: dict[st
     assert not (folder / "data" / "unfinished.json").exists()
 
 
-HYDRA = ("--set", "inner=24", "--set", "steps=2", "--set", "blocks=1", "--epochs", "3", "--batch-tokens", "1024", "--patience", "0")
+HYDRA = (
+    "--set",
+    "inner=24",
+    "--set",
+    "steps=2",
+    "--set",
+    "blocks=1",
+    "--epochs",
+    "3",
+    "--batch-tokens",
+    "1024",
+    "--patience",
+    "0",
+)
 
 
 def test_a_run_that_was_stopped_ends_with_the_same_weights(
@@ -229,7 +297,7 @@ def test_text_of_another_model_is_refused(
     status = train(root, "eagle3", "--data", data, "--out", out)
     said = refused(capsys, status)
     assert "[3]" in said, "it names the taps that there are"
-    with pytest.raises(SurefootError, match="for another|trained for this target|drafter"):
+    with pytest.raises(SurefootError, match="use drafter .medusa"):
         surefoot.load(other, drafter=f"eagle:path={root / 'medusa'}", backend="openvino")
 
 

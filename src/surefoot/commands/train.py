@@ -165,7 +165,7 @@ def _train(args: argparse.Namespace, data: Path, recipe: Recipe, settings: Any) 
         data=shards.facts,
         recipe=dataclasses.asdict(recipe),  # type: ignore[call-overload]
         vocabulary={"size": len(words.ids), "coverage": round(words.coverage, 4)},
-        command=shlex.join(["surefoot", "train", *sys.argv[2:]]),
+        command=shlex.join(["surefoot", *args.words]),
     )
     if args.json:
         print(json.dumps(card))

@@ -156,7 +156,7 @@ class Capture:
                 if len(done) == len(waiting[shard]):
                     self._write(shard, done)
                     del waiting[shard]
-                    tell((shards - len(waiting)) * size, answers)
+                    tell(settings.documents - sum(map(len, waiting.values())), answers)
         finally:
             self._engine.close()
         return settings.documents
