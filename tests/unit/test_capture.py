@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -71,7 +72,10 @@ def test_documents_are_prompts_and_what_the_model_says(model, tmp_path):
         tokens = document.tokens.tolist()
         prompt = PROMPTS[i % 3]
         assert tokens[: document.answer] == prompt
-        assert len(tokens) == len(prompt) + 11  # the activations of the last token are never computed
+        assert len(tokens) == len(prompt) + 12
+        # the activations of the last token are never computed
+        assert all(torch.equal(hidden[-1], hidden[-2]) for hidden in document.hidden.values())
+        assert not any(torch.equal(hidden[-2], hidden[-3]) for hidden in document.hidden.values())
         assert all(hidden.shape == (len(tokens), 32) for hidden in document.hidden.values())
         logits = document.hidden[model.traits.last].float() @ ends.head.T
         engine = Engine(model)
@@ -79,7 +83,7 @@ def test_documents_are_prompts_and_what_the_model_says(model, tmp_path):
         while not row.done:
             engine.step()
         engine.close()
-        if row.tokens[:-1] == tokens:
+        if row.tokens == tokens:
             greedy += 1
             assert logits.argmax(-1).tolist()[len(prompt) - 1 : -1] == tokens[len(prompt) :]
     assert 0 < greedy < 7  # both temperatures were drawn
@@ -90,7 +94,24 @@ def test_activations_are_those_of_the_whole_text(model, tmp_path):
     document = shards.document(4, (1,))
     with torch.no_grad():
         whole = model.model(document.tokens[None].long(), output_hidden_states=True).hidden_states[1][0]
-    assert torch.allclose(document.hidden[1].float(), whole, atol=2e-2)
+    assert torch.allclose(document.hidden[1][:-1].float(), whole[:-1], atol=2e-2)
+
+
+def test_the_end_is_a_label(model, tmp_path):
+    """Ends that a model says are in the text, so that a head can learn to say them."""
+    first = captured(model, tmp_path / "first", replace(SETTINGS, temperatures=(0.0,)))
+    document = first.document(0)
+    end = int(document.tokens[document.answer + 3])
+
+    class Ends(Words):
+        eos_ids = (end,)
+
+    Capture(model, Ends(), tmp_path / "ended", replace(SETTINGS, temperatures=(0.0,)), (1,), target={}, prompts=PROMPTS).run()
+    shards = Shards(tmp_path / "ended")
+    ended = [shards.document(i, shards.taps) for i in range(7)]
+    assert int(ended[0].tokens[-1]) == end
+    assert all(end not in each.tokens[each.answer : -1].tolist() for each in ended)
+    assert all(len(hidden) == len(each.tokens) for each in ended for hidden in each.hidden.values())
 
 
 def test_the_model_writes_both_sides(model, tmp_path):

@@ -97,7 +97,7 @@ def test_every_drafter_that_can_be_merged_can(tmp_path: Path) -> None:
         tmp_path / "s", [np.arange(9, dtype=np.int32)], fingerprint=Letters.fingerprint, vocab_size=VOCAB, model="m", folder="f"
     ).path
     for name in making.DRAFTERS:
-        if name in (*making.UNMERGED, *OF_THE_MODEL):
+        if name in (*making.UNMERGED, *OF_THE_MODEL, *making.LANES):  # heads need files that fit a target
             continue
         text = f"hybrid:of={name}/suffix" if name != "suffix" else "hybrid:of=suffix/recycle"
         engine = loader.assemble(

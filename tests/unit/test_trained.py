@@ -279,6 +279,15 @@ def test_depth_reaches_the_lane(heads: Path) -> None:
     assert trained.lane(found(heads, "hydra"), target()).depth == 5
 
 
+def test_taps_are_read_in_the_heads_own_order(heads: Path, tmp_path: Path) -> None:
+    save_hydra(tmp_path, shaken(Hydra(HydraConfig(H, V, (LAYERS + 1, 2), inner=12), ENDS)))
+    head = trained.find("hydra", {"path": str(tmp_path)}, Path("toy"))
+    assert trained.wants([head])["taps"](LAYERS) == [2, LAYERS + 1]
+    made = trained.lane(head, target())
+    assert made.needs.hidden == (2, LAYERS + 1)
+    assert made._features._layers == (LAYERS + 1, 2)  # type: ignore[attr-defined]
+
+
 def test_the_layer_that_is_given_is_that_of_the_exit(heads: Path) -> None:
     made = trained.lane(found(heads, "kangaroo", layer=4), target(cuts=(2, 4)))
     assert isinstance(made, ExitLane)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.protocols import Ends, Need, Scores, Verdict
@@ -36,11 +36,12 @@ class HydraLane:
         self._features = Features(layers, last_only=True)
         self._embedding = ends.embedding
         self._owned = compile is None
-        self._start: Function = lambda hidden: (module.start(hidden),)
+        first = _First(module)
+        self._first: Function = first
         self._step: Function = module
         if compile is not None:
             one = ends.embedding[:1].clone()
-            self._start = compile(module.start, [one.repeat(1, len(layers))], [[0]])
+            self._first = compile(first, [one.repeat(1, len(layers)), one.clone()], [[0], [0]])
             self._step = compile(module, [one, one.clone()], [[0], [0]])
 
     def root(self, row: Row) -> State | None:
@@ -49,23 +50,41 @@ class HydraLane:
 
     @torch.no_grad()
     def step(self, states: Sequence[State], tokens: Sequence[int]) -> tuple[list[State], Tensor]:
+        embedded = F.embedding(integers(tokens).to(self._embedding.device), self._embedding)
         fresh = [i for i, (_, new) in enumerate(states) if new]
-        before = [x for x, _ in states]
-        if fresh:
-            [started] = self._start(_together([before[i] for i in fresh]))
-            for at, i in enumerate(fresh):
-                before[i] = started[at : at + 1]
-        ids = integers(tokens).to(self._embedding.device)
-        after, logits = self._step(_together(before), F.embedding(ids, self._embedding))
+        if 0 < len(fresh) < len(states):
+            return self._mixed(states, embedded, fresh)
+        after, logits = (self._first if fresh else self._step)(_together([x for x, _ in states]), embedded)
         if not self._owned:  # buffers of a compiled function
             after, logits = after.clone(), logits.clone()
         return [(x, False) for x in after.split(1)], logits
+
+    def _mixed(self, states: Sequence[State], embedded: Tensor, fresh: list[int]) -> tuple[list[State], Tensor]:
+        """Some at their first step, some further on."""
+        found: dict[int, tuple[Tensor, Tensor]] = {}
+        others = [i for i in range(len(states)) if i not in fresh]
+        for run, chosen in ((self._first, fresh), (self._step, others)):
+            after, logits = (x.clone() for x in run(_together([states[i][0] for i in chosen]), embedded[chosen]))
+            found |= {i: (after[at : at + 1], logits[at : at + 1]) for at, i in enumerate(chosen)}
+        return [(found[i][0], False) for i in range(len(states))], torch.cat([found[i][1] for i in range(len(states))])
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
         self._features.observe(rows, forest, scores, verdicts)
 
     def forget(self, rows: Sequence[Row]) -> None:
         self._features.forget(rows)
+
+
+class _First(nn.Module):
+    """The start and the first step, in one call."""
+
+    def __init__(self, module: Hydra) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, taps: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self.module(self.module.start(taps), embedded)
+        return found
 
 
 def _together(vectors: Sequence[Tensor]) -> Tensor:

@@ -235,6 +235,9 @@ class Capture:
         return self._engine.add(prompt, params)
 
     def _document(self, row: Row) -> Document:
-        hidden = self._recorder.take(row)
-        n = min(len(row.tokens), *(len(found) for found in hidden.values()))
-        return Document(torch.tensor(row.tokens[:n], dtype=torch.int32), min(row.n_prompt, n), hidden)
+        """The target never reads its last token, most often the end. It is a label all the same, so it is kept, and where the
+        activations would be stand those of the token before it, which nothing asks for: no token comes behind."""
+        read = self._recorder.take(row)
+        tokens = row.tokens[: min(map(len, read.values())) + 1]
+        hidden = {tap: torch.cat([found, found[-1:]])[: len(tokens)] for tap, found in read.items()}
+        return Document(torch.tensor(tokens, dtype=torch.int32), min(row.n_prompt, len(tokens)), hidden)

@@ -5,7 +5,8 @@ A shard is one safetensors file, written whole and renamed into place, so a kill
     tokens    [N] int32     all documents, one behind the other
     starts    [D] int64     offset of each document
     answers   [D] int64     offset, in the whole file, of the first token that is the target's own
-    hidden.l  [N, H] float16  activations of tap l where the target had read the token
+    hidden.l  [N, H] float16  activations of tap l where the target had read the token; a captured document's last token
+                              it has not read, and the row before is there again
 
 ``set.json`` says of which target, with which settings and seed, the shards are; capture goes on only with the same.
 """
