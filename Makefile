@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq -c constrain
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 
-.PHONY: help setup demo test test-gpu lint format bench clean
+.PHONY: help setup demo test test-gpu lint format bench train-weights clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 12
@@ -63,6 +63,21 @@ bench: $(STAMP) ## measure engine and drafters; results go to benchmarks/results
 	@$(BIN)/python benchmarks/engine.py $(ARGS)
 	@$(BIN)/python benchmarks/speed.py $(ARGS)
 	@$(BIN)/python benchmarks/options.py $(ARGS)
+
+# Text and heads go to HEADS (about 10 GB, and hours); what is interrupted goes on when the target is made again.
+HEADS ?= heads
+TRAIN := $(BIN)/surefoot train
+ON_TEXT := --data $(HEADS)/text --vocabulary 4096 --amp --patience 0
+
+train-weights: $(STAMP) ## train the heads that come with the package anew, and put them under weights/
+	@$(TRAIN) capture --data $(HEADS)/text --documents 2304 --seed 1 --taps 2/6/15/27/31
+	@$(TRAIN) hydra $(ON_TEXT) --out $(HEADS)/hydra --batch-tokens 1024 --set taps_read=15/27/31
+	@$(TRAIN) eagle $(ON_TEXT) --out $(HEADS)/eagle --batch-tokens 2048
+	@$(TRAIN) medusa $(ON_TEXT) --out $(HEADS)/medusa --batch-tokens 1024
+	@$(TRAIN) exit $(ON_TEXT) --out $(HEADS)/exit --batch-tokens 2048 --set layer=6
+	@$(TRAIN) distill $(ON_TEXT) --out $(HEADS)/distill --batch-tokens 2048
+	@$(BIN)/python -m surefoot.train.ship weights --model smollm2-135m-instruct --auto hydra --taps 15 27 31 \
+		$(foreach kind,hydra eagle medusa exit distill,$(HEADS)/$(kind))
 
 clean: ## remove caches and build products; keeps .venv and downloaded models
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

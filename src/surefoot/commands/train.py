@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--length", type=int, default=256, metavar="N", help="most tokens of an answer (256)")
     group.add_argument("--temperatures", default="0,0,0,0.7,1", metavar="T,…", help="drawn for each answer (0,0,0,0.7,1)")
     group.add_argument("--prompts", metavar="FILE", help="prompts to answer (JSON lines or one a line), not generated ones")
+    group.add_argument("--taps", metavar="N/…", help="activations to keep, such as 15/27/31 (those that the kinds read)")
     group.add_argument("--rows", type=int, default=64, metavar="N", help="conversations at once (64)")
     group = parser.add_argument_group("training")
     group.add_argument("--vocabulary", type=int, default=8192, metavar="N", help="tokens that the head can say (8192)")
@@ -93,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
         patience=args.patience,
     )
     if args.documents is not None or left or not any(data.glob("shard-*.safetensors")):
-        _capture(args, data, wanted, recipe.taps if recipe is not None else every_tap, prompts)
+        read = recipe.taps if recipe is not None else every_tap
+        chosen = _taps(args.taps)
+        _capture(args, data, wanted, read if chosen is None else lambda layers: chosen, prompts)
     if recipe is None:
         return 0
     return _train(args, data, recipe, settings)
@@ -204,6 +207,15 @@ def _numbers(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(","))
     except ValueError:
         raise BadRequest(f"--temperatures {text!r}: give numbers joined by commas, such as 0,0.7,1") from None
+
+
+def _taps(text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(sorted({int(part) for part in text.split("/")}))
+    except ValueError:
+        raise BadRequest(f"--taps {text!r}: give whole numbers joined by /, such as 15/27/31") from None
 
 
 def _prompts(path: str | None) -> Sequence[Any]:
