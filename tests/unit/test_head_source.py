@@ -160,6 +160,16 @@ def test_trees_branch_at_the_head():
     assert len(tree) == 4
 
 
+def test_rows_that_share_a_pass_ask_less():
+    alone, crowd = Lane(0.5), Lane(0.5)
+    plan = Plan(depth=1, nodes=1, width=1)
+    merged(alone, Text({5: 11}, sure=0.4)).propose([row(5)], [plan])
+    rows = [SimpleNamespace(id=i, tokens=[5], n_prompt=1, done=False) for i in range(9)]
+    merged(crowd, Text({5: 11}, sure=0.4)).propose(rows, [plan] * 9)
+    assert len(alone.steps) == 1
+    assert crowd.steps == []
+
+
 @pytest.mark.parametrize("ask", [-0.1, 1.5, True, "much"])
 def test_bad_options(ask):
     with pytest.raises(BadRequest, match="ask"):
