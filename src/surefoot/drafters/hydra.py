@@ -36,13 +36,13 @@ class HydraLane:
         self._features = Features(layers, last_only=True)
         self._embedding = ends.embedding
         self._owned = compile is None
-        first = _First(module)
-        self._first: Function = first
-        self._step: Function = module
+        self._width = ends.embedding.shape[1]
+        one = ends.embedding[:1].clone()
+        self._none = one.new_zeros(1, len(layers) * self._width), torch.zeros_like(one)
+        both = _Both(module)
+        self._run: Function = both
         if compile is not None:
-            one = ends.embedding[:1].clone()
-            self._first = compile(first, [one.repeat(1, len(layers)), one.clone()], [[0], [0]])
-            self._step = compile(module, [one, one.clone()], [[0], [0]])
+            self._run = compile(both, [one.repeat(1, len(layers)), one, one[:, :1].clone(), one.clone()], [[0]] * 4)
 
     def root(self, row: Row) -> State | None:
         found = self._features.last(row)
@@ -51,22 +51,20 @@ class HydraLane:
     @torch.no_grad()
     def step(self, states: Sequence[State], tokens: Sequence[int]) -> tuple[list[State], Tensor]:
         embedded = F.embedding(integers(tokens).to(self._embedding.device), self._embedding)
-        fresh = [i for i, (_, new) in enumerate(states) if new]
-        if 0 < len(fresh) < len(states):
-            return self._mixed(states, embedded, fresh)
-        after, logits = (self._first if fresh else self._step)(_together([x for x, _ in states]), embedded)
+        taps, before = self._none
+        fresh = [new for _, new in states]
+        if len(states) > 1:
+            taps, before = taps.repeat(len(states), 1), before.repeat(len(states), 1)
+            for i, (x, new) in enumerate(states):
+                (taps if new else before)[i] = x[0]
+        elif fresh[0]:
+            taps = states[0][0]
+        else:
+            before = states[0][0]
+        after, logits = self._run(taps, before, before.new_tensor(fresh)[:, None], embedded)
         if not self._owned:  # buffers of a compiled function
             after, logits = after.clone(), logits.clone()
         return [(x, False) for x in after.split(1)], logits
-
-    def _mixed(self, states: Sequence[State], embedded: Tensor, fresh: list[int]) -> tuple[list[State], Tensor]:
-        """Some at their first step, some further on."""
-        found: dict[int, tuple[Tensor, Tensor]] = {}
-        others = [i for i in range(len(states)) if i not in fresh]
-        for run, chosen in ((self._first, fresh), (self._step, others)):
-            after, logits = (x.clone() for x in run(_together([states[i][0] for i in chosen]), embedded[chosen]))
-            found |= {i: (after[at : at + 1], logits[at : at + 1]) for at, i in enumerate(chosen)}
-        return [(found[i][0], False) for i in range(len(states))], torch.cat([found[i][1] for i in range(len(states))])
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
         self._features.observe(rows, forest, scores, verdicts)
@@ -75,17 +73,14 @@ class HydraLane:
         self._features.forget(rows)
 
 
-class _First(nn.Module):
-    """The start and the first step, in one call."""
+class _Both(nn.Module):
+    """Any step, the first or a later one, in one function: two would hold the same weights twice, and chill each other's."""
 
     def __init__(self, module: Hydra) -> None:
         super().__init__()
         self.module = module
 
-    def forward(self, taps: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = self.module(self.module.start(taps), embedded)
+    def forward(self, taps: Tensor, before: Tensor, fresh: Tensor, embedded: Tensor) -> tuple[Tensor, Tensor]:
+        """``taps`` [n, k H] where ``fresh`` [n, 1] is 1, ``before`` [n, H] where it is 0."""
+        found: tuple[Tensor, Tensor] = self.module(fresh * self.module.start(taps) + (1.0 - fresh) * before, embedded)
         return found
-
-
-def _together(vectors: Sequence[Tensor]) -> Tensor:
-    return vectors[0] if len(vectors) == 1 else torch.cat(list(vectors))
