@@ -5,13 +5,15 @@ B rows, N nodes in a tree, M nodes in a forest, R scored nodes, V vocabulary, H 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
+from .ends import Ends as Ends
+from .ends import Exits as Exits
 from .tree import DraftTree, Forest
 
 if TYPE_CHECKING:
@@ -56,22 +58,6 @@ class Traits:
     def last(self) -> int:
         """The tap behind the final norm."""
         return self.n_layers + 1
-
-
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """How a model reads tokens, and how it says them; of trained heads, which read and say with the same tables.
-
-    embedding  [V, H] float32
-    head       [V, H] float32; ``embedding`` itself where the two are tied
-    bias       [V] of the head, or None
-    norm       residual stream after the last layer [M, H] -> what the head reads [M, H]
-    """
-
-    embedding: Tensor
-    head: Tensor
-    bias: Tensor | None
-    norm: Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +130,6 @@ class TargetModel(Protocol):
 
     def probe(self) -> InvarianceReport:
         """Score the same tokens at several widths and shapes and compare the logits bit for bit."""
-        ...
-
-
-@runtime_checkable
-class Exits(Protocol):
-    """A target that can stop a pass behind one of its layers, and go on from there when it verifies."""
-
-    @property
-    def cuts(self) -> tuple[int, ...]:
-        """Layers behind which it can stop, rising; empty where it was loaded whole."""
-        ...
-
-    def prefix(self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int) -> Tensor:
-        """[B, H] float32: the stream after ``layer``, one of ``cuts``, of the last token of each chain.
-
-        A chain are tokens behind the committed ones of its row, the pending one first; ``slots`` are different ones. Tokens
-        with which an earlier chain since the last commit began as well are not run again, neither here nor when chains are
-        scored. Nothing is committed.
-        """
         ...
 
 
