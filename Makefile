@@ -69,14 +69,14 @@ HEADS ?= heads
 TRAIN := $(BIN)/surefoot train
 ON_TEXT := --data $(HEADS)/text --vocabulary 4096 --amp --patience 0
 
-train-weights: $(STAMP) ## train the heads that come with the package anew, and put them under weights/
+train-weights: $(STAMP) ## train heads of all kinds for the default model, and put them under weights/
 	@$(TRAIN) capture --data $(HEADS)/text --documents 2304 --seed 1 --taps 2/6/15/27/31
 	@$(TRAIN) hydra $(ON_TEXT) --out $(HEADS)/hydra --batch-tokens 1024 --set taps_read=15/27/31
 	@$(TRAIN) eagle $(ON_TEXT) --out $(HEADS)/eagle --batch-tokens 2048
 	@$(TRAIN) medusa $(ON_TEXT) --out $(HEADS)/medusa --batch-tokens 1024
 	@$(TRAIN) exit $(ON_TEXT) --out $(HEADS)/exit --batch-tokens 2048 --set layer=6
 	@$(TRAIN) distill $(ON_TEXT) --out $(HEADS)/distill --batch-tokens 2048
-	@$(BIN)/python -m surefoot.train.ship weights --model smollm2-135m-instruct --auto hydra --taps 15 27 31 \
+	@$(BIN)/python -m surefoot.train.ship weights --model smollm2-135m-instruct \
 		$(foreach kind,hydra eagle medusa exit distill,$(HEADS)/$(kind))
 
 clean: ## remove caches and build products; keeps .venv and downloaded models

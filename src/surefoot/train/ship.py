@@ -43,9 +43,10 @@ def ship(folders: Sequence[Path], weights: Path, model: Path, auto: Sequence[str
         place.mkdir(parents=True, exist_ok=True)
         for part in _PARTS:
             shutil.copyfile(folder / part, place / part)
-        tensors = load_file(folder / "model.safetensors")
-        halved = {key: x.to(torch.float16) if x.dtype == torch.float32 else x for key, x in tensors.items()}
-        save_file({key: x.contiguous() for key, x in halved.items()}, place / "model.safetensors")
+        for file in sorted(folder.glob("*.safetensors")):
+            tensors = load_file(file)
+            halved = {key: x.to(torch.float16) if x.dtype == torch.float32 else x for key, x in tensors.items()}
+            save_file({key: x.contiguous() for key, x in halved.items()}, place / file.name)
         own["heads"][name] = f"{label(model)}/{name}"
     if missing := sorted(set(auto) - set(own["heads"])):
         raise BadRequest(f"auto cannot ask {missing[0]!r}: no such head is there; give its folder")

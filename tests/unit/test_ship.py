@@ -1,0 +1,73 @@
+"""Heads among those that come with the package: copied in half precision, named by the content of their model."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from tiny_llama import VOCAB, tiny_llama
+
+from surefoot.backends.torch import TorchModel
+from surefoot.errors import BadRequest
+from surefoot.heads.files import read
+from surefoot.heads.medusa import Medusa, MedusaConfig
+from surefoot.heads.medusa_files import load_medusa, save_medusa
+from surefoot.models import content, shipped
+from surefoot.train.ship import ship
+
+
+@pytest.fixture
+def model(tmp_path):
+    folder = tmp_path / "tiny"
+    tiny_llama().save_pretrained(folder)
+    return folder
+
+
+def head(folder, model, kind="medusa"):
+    ends = TorchModel(tiny_llama()).ends()
+    made = Medusa(MedusaConfig(32, VOCAB, 2), ends)
+    torch.manual_seed(3)
+    for weight in made.parameters():
+        weight.data = torch.randn_like(weight)
+    save_medusa(folder, made)
+    card = {"kind": kind, "target": {"name": "tiny", "content": content(model)}}
+    (folder / "card.json").write_text(json.dumps(card), "utf-8")
+    (folder / "README.md").write_text("# card", "utf-8")
+    return made, ends
+
+
+def test_what_is_shipped_is_found_and_is_the_head_in_half_precision(model, tmp_path):
+    made, ends = head(tmp_path / "made", model)
+    ship([tmp_path / "made"], tmp_path / "weights", model, ["medusa"], [4])
+    found = shipped(model, tmp_path / "weights")
+    assert found.auto == ("medusa",)
+    assert found.taps == (4,)
+    checkpoint = read(found.heads["medusa"])
+    assert {x.dtype for x in checkpoint.tensors.values() if x.is_floating_point()} == {torch.float16}
+    again = load_medusa(checkpoint, ends)
+    x = torch.randn(3, 32)
+    assert torch.allclose(again(x), made(x), rtol=2e-2, atol=2e-1)
+    assert (found.heads["medusa"] / "README.md").read_text() == "# card"
+
+
+def test_heads_that_are_there_stay(model, tmp_path):
+    head(tmp_path / "made", model)
+    ship([tmp_path / "made"], tmp_path / "weights", model)
+    ship([], tmp_path / "weights", model, ["medusa"])
+    index = json.loads((tmp_path / "weights" / "index.json").read_text())
+    assert index[content(model)]["heads"] == {"medusa": "tiny/medusa"}
+    assert index[content(model)]["auto"] == ["medusa"]
+
+
+def test_what_cannot_be_shipped(model, tmp_path):
+    with pytest.raises(BadRequest, match=r"no card\.json"):
+        ship([tmp_path], tmp_path / "weights", model)
+    with pytest.raises(BadRequest, match="cannot ask 'eagle'"):
+        ship([], tmp_path / "weights", model, ["eagle"])
+    other = tmp_path / "other"
+    tiny_llama(seed=2).save_pretrained(other)
+    head(tmp_path / "made", other)
+    with pytest.raises(BadRequest, match="another model"):
+        ship([tmp_path / "made"], tmp_path / "weights", model)
+    assert not (tmp_path / "weights" / "index.json").exists()
