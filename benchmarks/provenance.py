@@ -15,6 +15,11 @@ from surefoot.calibrate import machine
 RESULTS = Path(__file__).parent / "results"
 
 
+def _told(argument: str) -> str:
+    """Where a file lies on this machine is nobody's business: its name is enough."""
+    return Path(argument).name if "/" in argument else argument
+
+
 def provenance() -> dict[str, str]:
     def git(*args: str) -> str:
         done = subprocess.run(["git", *args], capture_output=True, text=True, cwd=RESULTS.parent, check=False)
@@ -27,7 +32,7 @@ def provenance() -> dict[str, str]:
         "python": sys.version.split()[0],
         "surefoot": __version__,
         "commit": git("rev-parse", "--short", "HEAD") + (" with uncommitted changes" if changed else ""),
-        "command": " ".join(["python", *sys.argv]),
+        "command": " ".join(["python", *(_told(arg) for arg in sys.argv)]),
     }
 
 
