@@ -48,6 +48,7 @@ from surefoot.drafters.script import ScriptDrafter
 from surefoot.text import Codec
 from surefoot.text.special import Special
 from surefoot.text.tools import ToolCallStream, collect, parse_tool_calls
+from surefoot.trained import LANES
 
 # L83 to L87, L96: counts
 
@@ -243,9 +244,12 @@ def test_L96_of_a_tree_only_the_committed_path_counts():
 
 
 @pytest.fixture
-def opened(monkeypatch):
-    """Names of the models that were loaded, in order, and what was loaded."""
+def opened(monkeypatch, tmp_path):
+    """Names of the models that were loaded, in order, and what was loaded. Any model has a file, and no trained heads."""
     found = {}
+    (tmp_path / "big.gguf").write_bytes(b"weights")
+    monkeypatch.setattr(loader, "fetch", lambda ref, progress=None: tmp_path / "big.gguf")
+    monkeypatch.setattr(loader, "resolve", lambda ref: ref)
 
     def open_target(ref, *args, **options):
         found[ref] = target()
@@ -262,6 +266,7 @@ REFUSED = {
     "retrieval": "store",
     "layer_skip": "skip",
     "quantized": "needs the model's files",
+    **dict.fromkeys(LANES, "no trained head"),
 }
 ASK = ["generate", "hello", "-m", "big", "--max-tokens", "80", "--json"]
 
