@@ -431,6 +431,7 @@ def test_an_interrupt_after_models_went_is_harmless(made):
     code = f"""
 import faulthandler, gc, os, signal, time
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 faulthandler.enable()  # sets an alternate stack, as a debugger or a test runner does
 from surefoot.backends.openvino import OpenVINOModel
 first = OpenVINOModel(Path({str(made.folder("llama"))!r}), precision="f32")
