@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .drafter_spec import Spec
@@ -194,7 +195,8 @@ def _head(name: str, target: Target, draft: Target | None, options: dict[str, An
 
 def heads_of(target: Target) -> tuple[str, ...]:
     """Trained heads that ``auto`` asks on this target."""
-    found = shipped(target.path) if target.path.exists() else None
+    path: Path | None = target.path  # None: a target that was made in Python
+    found = shipped(path) if path is not None and path.exists() else None
     return found.auto if found is not None and set(found.taps) <= set(target.model.traits.hidden) else ()
 
 
