@@ -259,7 +259,6 @@ def test_the_taps_are_the_heads_own(target, module):
 
 
 def test_on_the_openvino_backend(tmp_path):
-    pytest.importorskip("openvino")
     from contract.conftest import tiny
 
     from surefoot.backends.openvino import OpenVINOModel, from_transformers

@@ -151,7 +151,7 @@ def _numbers(tensor: Any) -> Tensor:
 
     try:
         return torch.from_numpy(quants.dequantize(tensor.data, tensor.tensor_type).astype("float32", copy=True))
-    except NotImplementedError as e:
+    except RuntimeError as e:  # what gguf raises for a kind that it does not know is one
         raise Unsupported(
             f"tensor {tensor.name!r} is of a kind that cannot be read ({e}); give the transformers folder"
         ) from None

@@ -66,3 +66,20 @@ def right(batch: Batch, shape: Shape, roots: Tensor, words: Sequence[Callable[[T
         found.append((int(hit.sum()), len(alive)))
         alive = alive[hit]
     return found
+
+
+def along(batch: Batch, own: Tensor, said: Tensor, words: int) -> list[tuple[int, int]]:
+    """Hits and places by draft position, of heads that read the text: behind true tokens they say what they would draft.
+
+    own   [B, T - 1] bool: places whose next token is the target's own
+    said  [n] int64: the head's most likely token at each of these
+    """
+    hit = torch.zeros_like(own)
+    hit[own] = said == batch.tokens[:, 1:][own]
+    found, alive = [], own
+    for k in range(words):
+        alive = alive[:, : max(own.shape[1] - k, 0)] & own[:, k:]
+        hits = alive & hit[:, k:]
+        found.append((int(hits.sum()), int(alive.sum())))
+        alive = hits
+    return found

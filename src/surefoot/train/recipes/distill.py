@@ -20,6 +20,7 @@ from ...heads.fit import reduced
 from ..layers import read_layers
 from ..losses import row_loss, through_head
 from ..recipe import Batch, Shape
+from .chain import along
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +89,7 @@ class DistillRecipe:
         hidden = model(batch.tokens)[:, :-1][own]
         ids = shape.draft_ids.to(hidden.device)
         said = torch.cat([ids[model.says(part).argmax(-1)] for part in hidden.split(self.chunk)]) if len(hidden) else ids[:0]
-        hit = torch.zeros_like(own)
-        hit[own] = said == batch.tokens[:, 1:][own]
-        found, alive = [], own
-        for k in range(self.words):
-            alive = alive[:, : max(own.shape[1] - k, 0)] & own[:, k:]
-            hits = alive & hit[:, k:]
-            found.append((int(hits.sum()), int(alive.sum())))
-            alive = hits
-        return found
+        return along(batch, own, said, self.words)
 
     def save(self, folder: Path, module: nn.Module, shape: Shape, facts: Mapping[str, Any]) -> None:
         save_distilled(folder, cast(Distilled, module), facts)

@@ -25,6 +25,7 @@ from ...heads.fit import reduced
 from ..layers import read_layers
 from ..losses import row_loss, through_head
 from ..recipe import Batch, Shape
+from .chain import along
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,15 +132,7 @@ class ExitRecipe:
         ready = self._ready(head, batch)[own]
         ids = shape.draft_ids.to(ready.device)
         said = torch.cat([ids[head.says(part).argmax(-1)] for part in ready.split(self.chunk)]) if len(ready) else ids[:0]
-        hit = torch.zeros_like(own)
-        hit[own] = said == batch.tokens[:, 1:][own]
-        found, alive = [], own
-        for k in range(self.words):
-            alive = alive[:, : max(own.shape[1] - k, 0)] & own[:, k:]
-            hits = alive & hit[:, k:]
-            found.append((int(hits.sum()), int(alive.sum())))
-            alive = hits
-        return found
+        return along(batch, own, said, self.words)
 
     def _ready(self, head: Exit, batch: Batch) -> Tensor:
         """[B, T - 1, H]."""
