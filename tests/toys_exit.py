@@ -24,11 +24,14 @@ class ExitTarget(TableModel):
         self.traits = replace(self.traits, n_layers=4, hidden=(LAYER,), exits=(LAYER,))
         self.ran: list[list[tuple[int, ...]]] = []
 
-    def prefix(self, slots, chains, layer):
+    def prefix(self, slots, chains, layer, counts=None):
         assert layer == LAYER
         assert len({id(slot) for slot in slots}) == len(slots)
         self.ran.append([tuple(chain) for chain in chains])
-        found = [self.early.next_logits([*slot.tokens, *chain]) for slot, chain in zip(slots, chains, strict=True)]
+        found = []
+        for slot, chain, count in zip(slots, chains, counts or [1] * len(slots), strict=True):
+            ends = range(len(chain) - count + 1, len(chain) + 1)
+            found += [self.early.next_logits([*slot.tokens, *chain[:end]]) for end in ends]
         return torch.stack(found).float()
 
     def score(self, slots, forest, need):

@@ -116,9 +116,18 @@ class Progress:
         """What the section said of the row's chain so far, each [n, width]."""
         return self._chains[id(slot)][1].outputs[section]
 
-    def at(self, slots: Sequence[Any], chains: Sequence[Sequence[int]], section: int) -> Tensor:
-        """[B, H] the stream at the section's end of the last token of each chain."""
-        return torch.stack([self.outputs(s, section)[0][len(c) - 1] for s, c in zip(slots, chains, strict=True)])
+    def at(
+        self, slots: Sequence[Any], chains: Sequence[Sequence[int]], section: int, counts: Sequence[int] | None = None
+    ) -> Tensor:
+        """[sum, H] the stream at the section's end of the last ``counts[b]`` tokens of each chain; None: one of each."""
+        ends = [len(chain) for chain in chains]
+        if counts is None:
+            counts = [1] * len(ends)
+        for end, count in zip(ends, counts, strict=True):
+            if not 0 < count <= end:
+                raise BadRequest(f"counts has {count} for a chain of {end} tokens; give 1..{end}")
+        parts = zip(slots, ends, counts, strict=True)
+        return torch.cat([self.outputs(slot, section)[0][end - count : end] for slot, end, count in parts])
 
     def forget(self, slots: Iterable[Any]) -> None:
         """The rows' provisional tokens are gone, or were overwritten."""

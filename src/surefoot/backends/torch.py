@@ -170,12 +170,12 @@ class TorchModel:
     def cuts(self) -> tuple[int, ...]:
         return self._sections.progress.cuts
 
-    def prefix(self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int) -> Tensor:
+    def prefix(
+        self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int, counts: Sequence[int] | None = None
+    ) -> Tensor:
         mine = [self._own(s) for s in slots]
         self._check(mine, Forest.pack([DraftTree.chain(tokens) for tokens in chains]), Need())
-        for slot in mine:
-            slot.pending = None
-        return self._sections.prefix(mine, chains, layer)
+        return self._sections.prefix(mine, chains, layer, counts)
 
     def commit(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
         for slot, path in zip(slots, paths, strict=True):

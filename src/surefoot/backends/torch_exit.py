@@ -108,10 +108,14 @@ class Sections:
         self._tuples = bool(cuts) and gives_tuples(model, self._blocks)
         self._lay_out, self._forward = lay_out, forward
 
-    def prefix(self, slots: list[Any], chains: Sequence[Sequence[int]], layer: int) -> Tensor:
+    def prefix(
+        self, slots: list[Any], chains: Sequence[Sequence[int]], layer: int, counts: Sequence[int] | None
+    ) -> Tensor:
         section = self.progress.section(layer)
+        for slot in slots:
+            slot.pending = None
         self.progress.advance(slots, chains, section + 1, self._advance)
-        return self.progress.at(slots, chains, section).float()
+        return self.progress.at(slots, chains, section, counts).float()
 
     def early(self, slots: list[Any], forest: Forest, need: Need) -> dict[int, Tensor]:
         """By cut, the streams [n, H] of the nodes that are not padding, where drafters ran some of them; else nothing."""

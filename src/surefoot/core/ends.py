@@ -37,11 +37,13 @@ class Exits(Protocol):
         """Layers behind which it can stop, rising; empty where it was loaded whole."""
         ...
 
-    def prefix(self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int) -> Tensor:
-        """[B, H] float32: the stream after ``layer``, one of ``cuts``, of the last token of each chain.
+    def prefix(
+        self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int, counts: Sequence[int] | None = None
+    ) -> Tensor:
+        """The stream [sum, H] float32 after ``layer``, one of ``cuts``, of the last ``counts[b]`` tokens of chain b; None: one.
 
         A chain are tokens behind the committed ones of its row, the pending one first; ``slots`` are different ones. Tokens
-        with which an earlier chain since the last commit began as well are not run again, neither here nor when chains are
-        scored. Nothing is committed.
+        with which an earlier chain since the last commit began as well are not run again: not here, not behind a deeper cut,
+        not when chains are scored. Nothing is committed.
         """
         ...

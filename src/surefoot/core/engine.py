@@ -7,7 +7,7 @@ pending tokens that is committed whole. What a pass computed and did not commit 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,7 +30,7 @@ class Engine:
 
     ``controller`` plans each row's draft; without one every plan is plain decoding. ``grammars`` compiles structured output.
     ``chunk``: most prefill tokens of a pass. ``reuse``: share the cache of common prefixes (default: where the target is
-    exact). ``clock``: seconds.
+    exact). ``known``: ids from here on stand for nothing and are never said (default: what the codec knows). ``clock``: seconds.
     """
 
     def __init__(
@@ -44,6 +44,7 @@ class Engine:
         max_rows: int = 64,
         chunk: int = 256,
         reuse: bool | None = None,
+        known: int | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.target = target
@@ -59,7 +60,8 @@ class Engine:
         self._pool = Pool(target, max_rows, target.traits.exact if reuse is None else reuse)
         self.grammars = grammars
         self._compiler = Compiler(target.traits.vocab_size, codec, grammars)
-        self._known = target.traits.vocab_size if codec is None else min(codec.vocab_size, target.traits.vocab_size)
+        known = codec.vocab_size if known is None and codec is not None else known
+        self._known = target.traits.vocab_size if known is None else min(known, target.traits.vocab_size)
         self._settler = Settler(self.names, self._known)
         self._next_id = 0
 
@@ -119,6 +121,15 @@ class Engine:
         self._pool.enqueue(row, parent)
         self._next_id += 1
         return row
+
+    def adopt(self, row: Row) -> None:
+        """Queue a row that was made elsewhere (:func:`~.shadow.shadow`); its id is to be no other running row's."""
+        self._pool.check(row, 1)
+        self._pool.enqueue(row)
+
+    def succeed(self, old: Row, new: Row) -> None:
+        """``new``, made elsewhere, runs in place of the running ``old``, whose cache it takes over as far as tokens agree."""
+        self._pool.succeed(old, new)
 
     def fork(self, row: Row, extra: Sequence[int] = (), params: SamplingParams | None = None) -> Row:
         """A new request whose prompt is all that ``row`` holds now, plus ``extra``; the common cache is shared."""
@@ -198,10 +209,12 @@ class Engine:
         """The result of a row, finished or not."""
         return Completion.of(row, self.names)
 
-    def step(self) -> list[Row]:
-        """One pass over the running rows; returns the rows that emitted tokens."""
+    def step(self, only: Collection[Row] | None = None) -> list[Row]:
+        """One pass over the running rows, or those of ``only``; returns the rows that emitted tokens."""
         start = self.clock()
         rows = self._pool.admit()
+        if only is not None:
+            rows = [row for row in rows if row in only]
         if not rows:
             return []
         parts, drafting = self._assembler.assemble(rows, self.target.traits)

@@ -19,6 +19,7 @@ from .params import SamplingParams
 from .shaping import State
 
 Array = np.ndarray[Any, Any]
+_PLAIN = SamplingParams(temperature=1.0)
 
 
 class Laws:
@@ -105,6 +106,10 @@ class Laws:
             return self.shaped(node)
         with np.errstate(divide="ignore"):
             return np.asarray(np.log(row_law(self.shaped(node), self.params)))
+
+    def told(self, node: int) -> Array:
+        """The law [V] of the token after ``node``; where decoding is greedy, the softmax."""
+        return row_law(self.shaped(node), _PLAIN if self.params.temperature == 0 else self.params)
 
     def _at(self, node: int) -> State:
         """The state after the node's path; the root's is the row's own."""

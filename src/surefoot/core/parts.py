@@ -36,6 +36,8 @@ class Part:
     @property
     def prefill(self) -> int:
         """Tokens that only fill the cache."""
+        if self.drafter is not None:  # what a shadow has to read again is part of its decoding
+            return 0
         return len(self.lead) + (0 if self.wanted else len(self.tree))
 
 
@@ -60,7 +62,7 @@ class Assembler:
         """Prefill chunks for rows with several pending tokens, trees for the others; and the seconds that drafting took."""
         budget = self._chunk
         parts: list[Part] = []
-        ready = [row for row in rows if len(row.tokens) > row.n_prompt]
+        ready = [row for row in rows if len(row.tokens) > row.n_prompt and len(row.tokens) - row.cached <= self._chunk]
         for row in ready:
             row.turn += 1
         drafts, seconds = self._drafts(ready, traits)
@@ -70,7 +72,7 @@ class Assembler:
             pending = row.tokens[slot.length :]
             if row.id in drafts:
                 tree, drafter, hold = drafts[row.id]
-                parts.append(Part(row, slot, [], tree, True, drafter, hold))
+                parts.append(Part(row, slot, pending[:-1], tree, True, drafter, hold))
             elif len(pending) == 1:
                 parts.append(Part(row, slot, [], DraftTree.chain(pending)))
             elif budget > 0:
@@ -96,7 +98,8 @@ class Assembler:
         found: dict[int, tuple[DraftTree, str | None, int]] = {}
         asked: dict[str, list[tuple[Row, Plan, int]]] = {}
         for row, plan in zip(ready, self._controller.plan(ready), strict=True):
-            hold = min(plan.hold, traits.max_nodes, traits.max_context - row.cached)
+            pending = len(row.tokens) - row.cached
+            hold = min(plan.hold, traits.max_nodes, traits.max_context - row.cached) if pending == 1 else 0
             if plan.drafter is not None and plan.drafter not in self._drafters:
                 raise BadRequest(f"the controller plans drafter {plan.drafter!r}; the engine has {list(self._drafters)}")
             if plan.drafter is not None and (within := _within(row, plan, traits)).nodes > 0:
@@ -128,13 +131,15 @@ class Assembler:
 def _size(row: Row, nodes: int, plan: Plan, traits: Traits) -> int:
     """The least of the plan's sizes that holds a draft and fits."""
     room = min(traits.max_nodes, traits.max_context - row.cached)
+    nodes += len(row.tokens) - row.cached - 1
     return next((size for size in plan.sizes if nodes <= size <= room), 0) if nodes > 1 else 0
 
 
 def _within(row: Row, plan: Plan, traits: Traits) -> Plan:
     """The plan, cut to what budget, context and backend allow: no draft reaches past the last token wanted."""
     depth = min(plan.depth, row.remaining - 1, traits.max_context - len(row.tokens))
-    nodes = min(plan.nodes, traits.max_nodes - 1, depth if plan.width == 1 or not traits.tree else plan.nodes)
+    pending = len(row.tokens) - row.cached
+    nodes = min(plan.nodes, traits.max_nodes - pending, depth if plan.width == 1 or not traits.tree else plan.nodes)
     if depth < 1 or nodes < 1:
         return PLAIN
     return replace(plan, depth=depth, width=plan.width if traits.tree else 1, nodes=nodes)

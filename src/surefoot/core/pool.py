@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from ..errors import BackendError, BadRequest
-from .protocols import TargetModel
+from .protocols import Follows, TargetModel
 from .request import Row
 
 _SLACK = 128
@@ -73,6 +73,19 @@ class Pool:
             self._parents.pop(row.id, None)
             self.running.append(row)
         return self.running
+
+    def succeed(self, old: Row, new: Row) -> None:
+        """``new`` runs in place of ``old``, with its cache as far as their tokens agree."""
+        slot = old.slot
+        assert slot is not None  # running rows have one
+        if not isinstance(self.target, Follows):  # one of those is told where the row is by other means
+            same = _common(new.tokens, old.tokens, min(slot.length, len(new.tokens) - 1))
+            if same < slot.length:
+                cut = self.target.fork(slot, same)
+                self.target.close([slot])
+                slot = cut
+        new.slot, old.slot = slot, None
+        self.running[self.running.index(old)] = new
 
     def end(self, rows: Sequence[Row]) -> None:
         """Take rows out of service; their cache may serve later prompts."""
@@ -138,6 +151,8 @@ def _size(row: Row) -> int:
 def _common(a: list[int], b: list[int], most: int) -> int:
     """Length of the longest common prefix, at most ``most``."""
     lo, hi = 0, max(0, most)
+    if a[:hi] == b[:hi]:
+        return hi
     while lo < hi:
         mid = (lo + hi + 1) // 2
         if a[lo:mid] == b[lo:mid]:

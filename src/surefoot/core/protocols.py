@@ -133,6 +133,15 @@ class TargetModel(Protocol):
         ...
 
 
+@runtime_checkable
+class Follows(Protocol):
+    """A model without a cache of its own: it reads what the passes of the real target showed of a row."""
+
+    def follow(self, slot: Slot, row: Row) -> bool:
+        """Set the slot to the place in front of ``row.tokens[-1]``; False where the model has not seen what it needs there."""
+        ...
+
+
 class Stop(Protocol):
     """Ends a draft. Stopping *after* a token because of that token's own step is exact; taking it back is not."""
 

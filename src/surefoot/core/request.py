@@ -14,7 +14,7 @@ from ..errors import BadRequest, SurefootError
 from .logprobs import Logprob
 from .noise import Noise, SplitMix
 from .params import SamplingParams
-from .protocols import Decoder, Slot
+from .protocols import Array, Decoder, Slot
 from .shaping import State
 from .stats import Stats
 from .verify import choose_rule
@@ -86,6 +86,10 @@ class Row:
         self.state: State | None = None
         """What options remember of the kept tokens; ``None`` where none has to."""
         self.slot: Slot | None = None
+        self.of: Row | None = None
+        """The request that this row drafts for: it holds that one's tokens and drafted ones behind them (:mod:`.shadow`)."""
+        self.laws: list[Array] | None = None
+        """Where asked for, the law [V] that each output token was taken from; where decoding is greedy, the softmax."""
         self.turn = 0
         """Passes so far; keys the random numbers of rules and drafters that draw anew in every pass."""
         self.finish_reason: str | None = None
@@ -110,6 +114,16 @@ class Row:
     @property
     def output(self) -> list[int]:
         return self.tokens[self.n_prompt :]
+
+    @property
+    def base(self) -> Row:
+        """The row whose tokens are all committed: itself, or the one that it drafts for."""
+        return self if self.of is None else self.of
+
+    @property
+    def drafted(self) -> list[int]:
+        """Tokens behind those of the base."""
+        return [] if self.of is None else self.tokens[len(self.of.tokens) :]
 
     @property
     def remaining(self) -> int:

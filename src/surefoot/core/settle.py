@@ -69,12 +69,12 @@ class Settler:
         row, tree = part.row, part.tree
         rule = row.rule(tree.q is not None)
         trace = None
-        if rule == "greedy" and row.state is None and row.logprobs is None and row.stats.trace is None:
+        told = row.logprobs is not None or row.stats.trace is not None or row.laws is not None
+        if rule == "greedy" and row.state is None and not told:
             verdict = greedy(tree, Best(logits[:, : self._known]))
             kept = self._commit(part, verdict)
         else:
-            again = row.logprobs is not None or row.stats.trace is not None
-            laws = Laws(logits, row.params, row.state, tree.tokens.tolist(), tree.parents.tolist(), self._known, keep=again)
+            laws = Laws(logits, row.params, row.state, tree.tokens.tolist(), tree.parents.tolist(), self._known, keep=told)
             failed: BadRequest | None = None
             try:
                 if rule == "greedy":
@@ -88,12 +88,15 @@ class Settler:
                     raise
                 verdict, failed = Verdict(reached, PENDING), error
             chosen = len(verdict.path) + (failed is None)
-            # both look at the states before they are committed
+            # all three look at the states before they are committed
             logprobs = self._logprobs(part, laws, verdict, chosen)
+            own = [] if row.laws is None else [laws.told(node) for node in (0, *verdict.path)[:chosen]]
             trace = record(row, tree, laws, verdict, part.drafter) if row.stats.trace is not None else None
             kept = self._commit(part, verdict, chosen)
             if row.logprobs is not None:
                 row.logprobs += logprobs[:kept]
+            if row.laws is not None:
+                row.laws += own[:kept]
             if failed is not None:
                 row.fail(failed)
         # the last kept token stays pending; its KV, if any, is not committed

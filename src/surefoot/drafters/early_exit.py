@@ -136,16 +136,35 @@ class ExitLane:
     def step(self, states: Sequence[Any], tokens: Sequence[int]) -> tuple[list[Any], Tensor]:
         ours = cast("Sequence[ExitState]", states)
         chains = [(*state.tokens, token) for state, token in zip(ours, tokens, strict=True)]
-        streams = self._streams([state.slot for state in ours], chains)
-        if self._head.config.attention is None:
-            after = [ExitState(None, s.slot, s.seen, chain) for s, chain in zip(ours, chains, strict=True)]
-            return cast("list[Any]", after), _logits(self._table(self._head.final(streams)))
-        return self._speak(ours, chains, streams)
+        after, logits = self._say(ours, chains, [1] * len(ours))
+        return [state for [state] in after], logits
 
-    def _streams(self, slots: Sequence[Slot], chains: Sequence[tuple[int, ...]]) -> Tensor:
-        """[n, H]; several chains of one row go one after the other."""
+    @torch.no_grad()
+    def read(self, states: Sequence[Any], chains: Sequence[Sequence[int]]) -> tuple[list[list[Any]], list[Tensor]]:
+        """As :meth:`.lane.Reads.read`: the target's layers read a chain in one pass."""
+        ours = cast("Sequence[ExitState]", states)
+        whole = [(*state.tokens, *chain) for state, chain in zip(ours, chains, strict=True)]
+        counts = [len(chain) for chain in chains]
+        after, logits = self._say(ours, whole, counts)
+        return after, list(logits.split(counts))
+
+    def _say(
+        self, states: Sequence[ExitState], chains: Sequence[tuple[int, ...]], counts: Sequence[int]
+    ) -> tuple[list[list[Any]], Tensor]:
+        """States behind the last ``counts[i]`` tokens of each chain, which are new, and logits [sum, Vd]."""
+        streams = self._streams([state.slot for state in states], chains, counts)
+        if self._head.config.attention is not None:
+            return self._speak(states, chains, counts, streams)
+        after: list[list[Any]] = [
+            [ExitState(None, state.slot, state.seen, chain[:end]) for end in range(len(chain) - count + 1, len(chain) + 1)]
+            for state, chain, count in zip(states, chains, counts, strict=True)
+        ]
+        return after, _logits(self._table(self._head.final(streams)))
+
+    def _streams(self, slots: Sequence[Slot], chains: Sequence[tuple[int, ...]], counts: Sequence[int]) -> Tensor:
+        """[sum, H]; several chains of one row go one after the other."""
         if len({id(slot) for slot in slots}) == len(slots):
-            return self._target.prefix(slots, chains, self.layer).to(self._device)
+            return self._target.prefix(slots, chains, self.layer, counts).to(self._device)
         left = list(range(len(slots)))
         found: dict[int, Tensor] = {}
         while left:
@@ -153,20 +172,22 @@ class ExitLane:
             for i in left:
                 now.setdefault(id(slots[i]), i)
             picked = list(now.values())
-            streams = self._target.prefix([slots[i] for i in picked], [chains[i] for i in picked], self.layer)
-            found |= dict(zip(picked, streams.split(1), strict=True))
+            many = [counts[i] for i in picked]
+            streams = self._target.prefix([slots[i] for i in picked], [chains[i] for i in picked], self.layer, many)
+            found |= dict(zip(picked, streams.split(many), strict=True))
             left = [i for i in left if i not in found]
         return torch.cat([found[i] for i in range(len(slots))]).to(self._device)
 
     def _speak(
-        self, states: Sequence[ExitState], chains: Sequence[tuple[int, ...]], streams: Tensor
-    ) -> tuple[list[Any], Tensor]:
-        """The head over streams of committed tokens that it has not read, and over those of the newest tokens [n, H]."""
+        self, states: Sequence[ExitState], chains: Sequence[tuple[int, ...]], counts: Sequence[int], streams: Tensor
+    ) -> tuple[list[list[Any]], Tensor]:
+        """The head over streams of committed tokens that it has not read, and over those of the newest tokens [sum, H]."""
         caches = list(dict.fromkeys(state.cache for state in states if state.cache is not None))
         new = [cache for cache in caches if cache.fresh is not None]
         fresh = [cache.fresh for cache in new if cache.fresh is not None]
         positions = [p for cache in new for p in range(cache.begin, cache.end)]
-        positions += [state.seen + len(chain) - 1 for state, chain in zip(states, chains, strict=True)]
+        for state, chain, count in zip(states, chains, counts, strict=True):
+            positions += range(state.seen + len(chain) - count, state.seen + len(chain))
         x = torch.cat([*fresh, streams]) if fresh else streams
         front, back = self._quick if len(x) <= _MANY else self._eager
         q, kv = front(x, self._turn(positions))
@@ -176,18 +197,26 @@ class ExitLane:
             cache.store.store[place : place + len(part)] = kv[at : at + len(part)]
             cache.fresh = None
             at += len(part)
-        after: list[ExitState] = []
-        for i, (state, chain) in enumerate(zip(states, chains, strict=True)):
-            assert state.cache is not None
-            place = state.cache.store.place(1, committed=False)
-            state.cache.store.store[place] = kv[at + i]
-            after.append(ExitState(state.cache, state.slot, state.seen, chain, (*state.path, place)))
-        attended = torch.empty(len(states), q.shape[1] * q.shape[2], device=q.device)
+        after: list[list[Any]] = []
+        own: dict[_Cache, list[int]] = {cache: [] for cache in caches}
+        paths: dict[_Cache, list[tuple[int, ...]]] = {cache: [] for cache in caches}
+        first = at
+        for state, chain, count in zip(states, chains, counts, strict=True):
+            cache, before = state.cache, len(chain) - count
+            assert cache is not None
+            place = cache.store.place(count, committed=False)
+            cache.store.store[place : place + count] = kv[at : at + count]
+            path = (*state.path, *range(place, place + count))
+            seen = [path[: len(state.path) + 1 + i] for i in range(count)]
+            after.append([ExitState(cache, state.slot, state.seen, chain[: before + 1 + i], p) for i, p in enumerate(seen)])
+            own[cache] += range(at - first, at - first + count)
+            paths[cache] += seen
+            at += count
+        attended = torch.empty(len(streams), q.shape[1] * q.shape[2], device=q.device)
         for cache in caches:
-            own = [i for i, state in enumerate(states) if state.cache is cache]
-            kept = [cache.store.length] * len(own)
-            attended[own] = cache.store.attend(q[[at + i for i in own]], kept, [after[i].path for i in own])
-        return cast("list[Any]", after), _logits(back(attended, streams))
+            kept = [cache.store.length] * len(own[cache])
+            attended[own[cache]] = cache.store.attend(q[first:][own[cache]], kept, paths[cache])
+        return after, _logits(back(attended, streams))
 
     def _turn(self, positions: list[int]) -> Tensor:
         """[n, 1, 2d]: cosine and sine."""

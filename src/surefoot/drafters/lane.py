@@ -4,14 +4,18 @@ A lane follows each row: from the passes of the target it takes the activations 
 row is the state in front of the row's last token, which is pending. ``step`` reads one token behind each state and says what
 it believes comes next. States are values: stepping from one leaves it as it was, so drafts may branch.
 
-:class:`~.head.HeadDrafter` drafts with a lane alone; :class:`~.head_source.HeadSource` lets ``hybrid`` ask it.
+A lane may be able to read several tokens behind a state in one call (:class:`Reads`); :func:`read` does without, level by level.
+
+:class:`~.head.HeadDrafter` drafts with a lane alone, :class:`~.head_source.HeadSource` lets ``hybrid`` ask it, and
+:class:`~.lane_target.LaneTarget` makes it the middle of a cascade.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from ..core.protocols import Need, Scores, Verdict
@@ -66,3 +70,29 @@ class Lane(Protocol):
         ...
 
     def forget(self, rows: Sequence[Row]) -> None: ...
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """A lane that reads several tokens behind each state in one call."""
+
+    def read(self, states: Sequence[Any], chains: Sequence[Sequence[int]]) -> tuple[list[list[Any]], list[Tensor]]:
+        """For each state, those behind each token of its chain (one or more), and logits [k, Vd] of what comes next."""
+        ...
+
+
+def read(lane: Lane, states: Sequence[Any], chains: Sequence[Sequence[int]]) -> tuple[list[list[Any]], list[Tensor]]:
+    """As :meth:`Reads.read`, with any lane."""
+    if isinstance(lane, Reads):
+        return lane.read(states, chains)
+    now = list(states)
+    after: list[list[Any]] = [[] for _ in chains]
+    said: list[list[Tensor]] = [[] for _ in chains]
+    for level in range(max(map(len, chains), default=0)):
+        going = [i for i, chain in enumerate(chains) if level < len(chain)]
+        found, logits = lane.step([now[i] for i in going], [chains[i][level] for i in going])
+        for i, state, line in zip(going, found, logits.split(1), strict=True):
+            now[i] = state
+            after[i].append(state)
+            said[i].append(line)
+    return after, [torch.cat(lines) for lines in said]

@@ -109,21 +109,22 @@ class NgramDrafter:
         }
 
     def _tree(self, row: Row, plan: Plan) -> DraftTree:
-        tokens, parents = self._draft(row.tokens, plan, row.id)
+        tokens, parents = self._draft(row, plan)
         if parents is None or parents == list(range(len(parents))):
             return DraftTree.chain([row.tokens[-1], *tokens], source=self.source)
         source = integers([PENDING] + [self.source] * len(tokens), np.int16)
         return DraftTree(integers([row.tokens[-1], *tokens]), integers([-1, *parents]), None, source)
 
-    def _draft(self, tokens: Sequence[int], plan: Plan, row: int) -> tuple[list[int], list[int] | None]:
+    def _draft(self, row: Row, plan: Plan) -> tuple[list[int], list[int] | None]:
         """Drafted tokens, and their parents in the tree; ``None``: a chain."""
         limit = min(plan.depth, plan.nodes)
         if limit <= 0:
             return [], None
-        held = self._rows.get(row)
+        held = self._rows.get(row.id)
         if held is None:
-            held = self._rows[row] = self._hold()
-        held.catch_up(tokens)
+            held = self._rows[row.id] = self._hold()
+        held.catch_up(row.base.tokens)
+        tokens = row.tokens
         index, store = held.index, held.store
         if index is None:
             assert store is not None

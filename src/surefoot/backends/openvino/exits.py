@@ -38,13 +38,15 @@ class Sections:
         self.progress = Progress(cuts)
         self.min_width, self.masked, self.steady = 2, False, True
 
-    def prefix(self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int) -> Tensor:
+    def prefix(
+        self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int, counts: Sequence[int] | None = None
+    ) -> Tensor:
         """See :meth:`surefoot.core.protocols.Exits.prefix`."""
         section = self.progress.section(layer)
         for slot in slots:
             slot.pending = 0
         self.progress.advance(slots, chains, section + 1, self._advance)
-        return self.progress.at(slots, chains, section)
+        return self.progress.at(slots, chains, section, counts)
 
     def size(self, need: int) -> int:
         """Tokens to run through the last section, at least ``need``."""

@@ -205,10 +205,12 @@ class OpenVINOModel:
     def cuts(self) -> tuple[int, ...]:
         return self._sections.progress.cuts if self._sections is not None else ()
 
-    def prefix(self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int) -> Tensor:
+    def prefix(
+        self, slots: Sequence[Slot], chains: Sequence[Sequence[int]], layer: int, counts: Sequence[int] | None = None
+    ) -> Tensor:
         if self._sections is None:
             raise Unsupported(f"the model was loaded whole; load it with cut={layer} for early exit")
-        return self._sections.prefix(_ours(slots), chains, layer)
+        return self._sections.prefix(_ours(slots), chains, layer, counts)
 
     def commit(self, slots: Sequence[Slot], paths: Sequence[Sequence[int]]) -> None:
         rows = _ours(slots)
