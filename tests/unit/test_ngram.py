@@ -27,6 +27,10 @@ class Line:
     id: int = 0
     n_prompt: int = field(default=1)
 
+    @property
+    def base(self) -> "Line":
+        return self
+
 
 def draft(drafter: NgramDrafter, tokens: list[int], k: int, floor: float = 0.0, row_id: int = 0) -> list[int]:
     (tree,) = drafter.propose([Line(list(tokens), row_id)], [Plan(depth=k, nodes=k, floor=floor)])

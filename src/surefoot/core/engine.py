@@ -30,7 +30,7 @@ class Engine:
 
     ``controller`` plans each row's draft; without one every plan is plain decoding. ``grammars`` compiles structured output.
     ``chunk``: most prefill tokens of a pass. ``reuse``: share the cache of common prefixes (default: where the target is
-    exact). ``known``: ids from here on stand for nothing and are never said (default: what the codec knows). ``clock``: seconds.
+    exact). ``known``: ids from here on are never said (default: what the codec knows). ``clock``: seconds.
     """
 
     def __init__(

@@ -86,10 +86,10 @@ class _Draft:
 
 
 class CascadeDrafter:
-    """``engine``: over the lighter model, its drafters wrapped (:class:`Below`), its cache not reused. ``vocab_size``: of the target.
+    """``engine``: over the lighter model, its drafters wrapped (:class:`Below`), its cache not reused.
 
-    ``steps``: most passes of the lighter model in a round (None: as many as the draft takes). ``confidence``: the draft ends behind
-    a token that the lighter model gave less. ``source`` marks the lighter model's own tokens.
+    ``vocab_size``: of the target. ``steps``: most passes of the lighter model in a round (None: as many as the draft takes).
+    ``confidence``: the draft ends behind a token that the lighter model gave less. ``source`` marks that model's own tokens.
     """
 
     needs = Need()

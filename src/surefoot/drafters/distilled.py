@@ -54,13 +54,13 @@ class _Part:
     sees: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
     asked: list[int] = field(default_factory=list)
 
-    def add(self, path: tuple[int, ...], tokens: Sequence[int]) -> int:
-        """Tokens one behind the other behind ``path``, logits of the last being asked for. Returns where they begin."""
+    def add(self, path: tuple[int, ...], tokens: Sequence[int], asked: int = 1) -> int:
+        """Tokens one behind the other behind ``path``, logits of the last ones being asked for. Returns where they begin."""
         begin, at = len(self.tokens), self.held.length + len(path)
         self.tokens += tokens
         self.positions += range(at, at + len(tokens))
         self.sees += [(path, begin)] * len(tokens)
-        self.asked.append(len(self.tokens) - 1)
+        self.asked += range(len(self.tokens) - asked, len(self.tokens))
         return begin
 
 
@@ -112,27 +112,37 @@ class DistilledLane:
         self._roots[row.id] = count, state
         return state
 
-    @torch.no_grad()
     def step(self, states: Sequence[State], tokens: Sequence[int]) -> tuple[list[State], Tensor]:
+        after, logits = self._say(states, [[token] for token in tokens])
+        return [state for [state] in after], logits
+
+    def read(self, states: Sequence[State], chains: Sequence[Sequence[int]]) -> tuple[list[list[State]], list[Tensor]]:
+        """As :meth:`.lane.Reads.read`."""
+        after, logits = self._say(states, chains)
+        return after, list(logits.split([len(chain) for chain in chains]))
+
+    @torch.no_grad()
+    def _say(self, states: Sequence[State], chains: Sequence[Sequence[int]]) -> tuple[list[list[State]], Tensor]:
+        """The states behind each token of the chains, and logits [sum, Vd]."""
         parts: dict[int, _Part] = {}
         where = []
-        for state, token in zip(states, tokens, strict=True):
+        for state, chain in zip(states, chains, strict=True):
             if state.turn != state.held.turn:
                 raise BadDraft("a state of an earlier round was asked to go on; take a new root")
             part = parts.setdefault(id(state.held), _Part(state.held))
-            begin = part.add(state.path, [*(() if state.path else state.lead), token])
-            where.append((part, begin, len(part.asked) - 1))
+            begin = part.add(state.path, [*(() if state.path else state.lead), *chain], len(chain))
+            where.append((part, begin, range(len(part.asked) - len(chain), len(part.asked))))
         rows = list(parts.values())
         logits, made = self._call(rows)
         number = {id(part): b for b, part in enumerate(rows)}
         after = []
-        for state, (part, begin, k) in zip(states, where, strict=True):
-            end = part.asked[k] + 1
+        for state, (part, begin, ks) in zip(states, where, strict=True):
+            end = part.asked[ks[-1]] + 1
             own, place = made[number[id(part)], :, :, begin:end], state.held.used
             path = state.held.draft(state.path, part.tokens[begin:end], own)
             self._joint.draft(state.held, place, own)
-            after.append(replace(state, path=path))
-        return after, logits[[number[id(part)] for part, _, _ in where], [k for _, _, k in where]]
+            after.append([replace(state, path=path[: len(path) - more]) for more in reversed(range(len(ks)))])
+        return after, logits[[number[id(part)] for part, _, ks in where for _ in ks], [k for _, _, ks in where for k in ks]]
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
         """Nothing: committed tokens are read from the rows when they next draft."""
@@ -159,7 +169,7 @@ class DistilledLane:
 
     def _inputs(self, parts: Sequence[_Part]) -> list[Tensor]:
         """Arguments of :class:`DistilledStep`, rows padded to the longest."""
-        new = max(len(p.tokens) for p in parts)
+        new, many = max(len(p.tokens) for p in parts), max(len(p.asked) for p in parts)
         for part in parts:
             part.held.reserve(max(part.held.used, 1))
         if len(parts) == 1:
@@ -171,9 +181,9 @@ class DistilledLane:
             seen = past[0].shape[2]
         if self._even:
             # two at least: after a draft that was right to its end there are two to read, else one
-            new = max(2, 1 << (new - 1).bit_length())
+            new, many = max(2, 1 << (new - 1).bit_length()), 1 << (many - 1).bit_length()
         tokens, positions = np.zeros((2, len(parts), new), np.int64)
-        asked = np.zeros((len(parts), max(len(p.asked) for p in parts)), np.int64)
+        asked = np.zeros((len(parts), many), np.int64)
         mask = np.full((len(parts), new, seen + new), HIDDEN, np.float32)
         for b, part in enumerate(parts):
             n = len(part.tokens)
