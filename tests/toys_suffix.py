@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from surefoot.core.protocols import Plan
@@ -10,13 +11,18 @@ from surefoot.drafters.suffix import SuffixDrafter
 from surefoot.drafters.suffix_store import Context, ContextStore
 
 
-@dataclass
+@dataclass(eq=False)
 class Line:
     """As much of a row as a drafter reads."""
 
     tokens: list[int]
     id: int = 0
     n_prompt: int = field(default=1)
+    drafted: Sequence[int] = ()
+
+    @property
+    def base(self) -> Line:
+        return self
 
 
 def shape(branch: Context | int, moved: int = 0) -> object:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from .drafter_spec import Spec, choose, length, parse, shape
 from .errors import BadRequest
-from .making import DRAFTERS, MERGED, Made, Maker, part_options, parts
+from .making import Made, Maker
 from .models import DEFAULT, Progress, fetch, resolve
+from .registry import DRAFTERS, MERGED, leaves, parts
 from .steering import CONTROLLERS, SHAPED, SINGLE, steer
 from .target import BACKENDS, Target, open_target
 from .trained import LANES, Head, find, wants
@@ -70,11 +71,9 @@ def _heads(specs: Sequence[Spec], model: str | os.PathLike[str], progress: Progr
     """The trained heads that these specs name, which say how the target has to be loaded."""
     found = []
     for spec in specs:
-        for name in parts(spec):
-            if name in LANES:
-                merged = {key: value for key, value in spec.options.items() if key != "of"}
-                own = merged if spec.name == name else part_options(merged, name, first=name == parts(spec)[0])
-                found.append(find(name, own, fetch(resolve(model), progress), progress))
+        for leaf in leaves(spec):
+            if leaf.name in LANES:
+                found.append(find(leaf.name, leaf.options, fetch(resolve(model), progress), progress))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Drafters by name: the registry, and how each is made for a target."""
+"""How each drafter is made for a target."""
 
 from __future__ import annotations
 
@@ -9,65 +9,35 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .cascades import Cascades
 from .drafter_spec import Spec
 from .errors import BadRequest, Unsupported
 from .models import shipped
+from .registry import CASCADES, DRAFTERS, MERGED, UNMERGED, WHOLE, named, part_options
 from .trained import LANES, find, lane
 
 if TYPE_CHECKING:
     from .core.protocols import Drafter
     from .target import Target
 
-DRAFTERS = {
-    "ngram": "surefoot.drafters.ngram:NgramDrafter",
-    "suffix": "surefoot.drafters.suffix:SuffixDrafter",
-    "recycle": "surefoot.drafters.recycle:RecycleDrafter",
-    "retrieval": "surefoot.drafters.retrieval:RetrievalDrafter",
-    "lookahead": "surefoot.drafters.lookahead:LookaheadDrafter",
-    "model": "surefoot.drafters.cross:model_drafter",
-    "layer_skip": "surefoot.skips:layer_skip",
-    "quantized": "surefoot.drafters.model:ModelDrafter",
-    **dict.fromkeys(LANES, "surefoot.drafters.head:HeadDrafter"),
-    "hybrid": "surefoot.drafters.hybrid:HybridDrafter",
-    "script": "surefoot.drafters.script:ScriptDrafter",
-    "grammar": "surefoot.drafters.grammar:GrammarDrafter",
-}
-WHOLE = ("model", "layer_skip", "quantized", "ngram")
-"""Drafters that hybrid asks for whole drafts."""
-UNMERGED = ("hybrid", "grammar", "script")
 GIVEN = (
     *("lane", "name", "vocab_size", "known", "paths", "fingerprint", "vocabulary", "target", "prompts", "identity"),
     *("progress", "source"),
 )
 """Arguments of drafters that the target decides; they are no options."""
-MERGED = "suffix/lookahead"
-"""What hybrid merges unless told otherwise; ``auto`` adds the trained heads that come with the package for the model."""
-
-
-def parts(spec: Spec) -> list[str]:
-    """The drafter of a spec; those that it merges."""
-    if spec.name != "hybrid":
-        return [spec.name]
-    return [name.strip() for name in str(spec.options.get("of", MERGED)).split("/") if name.strip()]
-
-
-def part_options(options: Mapping[str, Any], name: str, *, first: bool = False) -> dict[str, Any]:
-    """Options of one part of hybrid, written ``part.option``; those without a name are the first part's."""
-    found = {}
-    for key, value in options.items():
-        part, dot, option = key.partition(".")
-        if (dot and part == name) or (not dot and first):
-            found[option or key] = value
-    return found
 
 
 @dataclass(slots=True)
 class Made:
-    """Drafters of an engine; ``chosen``: those that the controller picks from; ``informed``: whether it estimates its reach."""
+    """Drafters of an engine; ``chosen``: those that the controller picks from; ``informed``: whether it estimates its reach.
+
+    ``length``: tokens that a controller of fixed length drafts unless told otherwise.
+    """
 
     drafters: list[Drafter]
     chosen: list[str]
     informed: bool = False
+    length: int = 4
 
 
 class Maker:
@@ -76,19 +46,23 @@ class Maker:
     def __init__(self, target: Target, draft: Target | None) -> None:
         self._target, self._draft = target, draft
         self._made: list[Drafter] = []
+        self._length = 4
 
     def all(self, specs: Sequence[Spec]) -> Made:
         """The drafters that these specs name."""
         chosen = [self._one(spec).name for spec in specs]
         informed = len(specs) == 1 and specs[0].name in ("auto", "hybrid")
-        return Made(self._made, chosen, informed)
+        return Made(self._made, chosen, informed, self._length)
 
     def _one(self, spec: Spec) -> Drafter:
         if spec.name == "auto":
             inner = self._hybrid(spec.options, [*MERGED.split("/"), *heads_of(self._target)])
             return self._add("grammar", {"inner": inner})
         if spec.name == "hybrid":
-            return self._hybrid({key: value for key, value in spec.options.items() if key != "of"}, parts(spec))
+            return self._hybrid({key: value for key, value in spec.options.items() if key != "of"}, named(spec))
+        if spec.name in CASCADES:
+            made, self._length = Cascades(self._target, self._named, self._add).one(spec)
+            return made
         return self._named(spec.name, spec.options)
 
     def _hybrid(self, options: Mapping[str, Any], names: Sequence[str]) -> Drafter:

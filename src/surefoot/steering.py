@@ -42,7 +42,7 @@ def steer(controller: str | Controller, made: Made, given: int | None, tree: Map
         high = 8 if given is None else given
         found = _import("window")(drafters[0], high, min(2, high), min(4, high))
         return found
-    fixed: Controller = _import("fixed")(drafters[0], 4 if given is None else given, **tree)
+    fixed: Controller = _import("fixed")(drafters[0], made.length if given is None else given, **tree)
     if controller == "fixed":
         return fixed
     from .control.costs import LiveCosts

@@ -23,12 +23,16 @@ LANES = {
     "eagle": "surefoot.drafters.eagle:EagleLane",
     "eagle3": "surefoot.drafters.eagle:EagleLane",
     "early_exit": "surefoot.drafters.early_exit:ExitLane",
+    "early_exit_deep": "surefoot.drafters.early_exit:ExitLane",
     "distilled": "surefoot.drafters.distilled:DistilledLane",
 }
 """By drafter."""
-KINDS = {"early_exit": "exit"}
+KINDS = {"early_exit": "exit", "early_exit_deep": "exit"}
 """The kind of head, where it is not called like its drafter."""
-DEPTH = ("eagle", "eagle3", "early_exit", "distilled")
+EXITS = ("early_exit", "early_exit_deep")
+"""Drafters that leave the model early."""
+_AS = {"early_exit": " (in two_exit shallow=FOLDER)", "early_exit_deep": " (in two_exit deep=FOLDER)"}
+DEPTH = ("eagle", "eagle3", *EXITS, "distilled")
 """Drafters whose lane takes ``depth``, the most tokens that it looks ahead."""
 
 
@@ -58,7 +62,7 @@ def find(drafter: str, options: Mapping[str, Any], model: Path, progress: Progre
         )
     if not isinstance(pickle, bool):
         raise BadRequest(f"drafter option pickle={pickle!r} is not allowed; give true or false")
-    for name, value, able in (("depth", depth, DEPTH), ("layer", layer, ("early_exit",))):
+    for name, value, able in (("depth", depth, DEPTH), ("layer", layer, EXITS)):
         if value is None:
             continue
         if drafter not in able:
@@ -69,7 +73,8 @@ def find(drafter: str, options: Mapping[str, Any], model: Path, progress: Progre
         folder = shipped(model).heads.get(drafter)
         if folder is None:
             raise ModelNotFound(
-                f"no trained head {drafter!r} comes with Surefoot for {label(model)}; name one as {drafter}:path=FOLDER, or "
+                f"no trained head {drafter!r} comes with Surefoot for {label(model)}; name one as {drafter}:path=FOLDER"
+                f"{_AS.get(drafter, '')}, or "
                 f"train it: surefoot train {_trained_as(drafter)} --target MODEL --out FOLDER"
             )
     else:
@@ -83,7 +88,7 @@ def find(drafter: str, options: Mapping[str, Any], model: Path, progress: Progre
 
 
 def _trained_as(drafter: str) -> str:
-    return {"early_exit": "exit", "distilled": "distill"}.get(drafter, drafter)
+    return {**KINDS, "distilled": "distill"}.get(drafter, drafter)
 
 
 def lane(head: Head, target: Target) -> Lane:
@@ -109,7 +114,7 @@ def lane(head: Head, target: Target) -> Lane:
         made: Lane = make(module, model.ends(), layer=traits.last, **more)
     elif head.drafter == "hydra":
         made = make(module, model.ends(), layer=head.reads.taps(traits.n_layers), **more)
-    elif head.drafter == "early_exit":
+    elif head.drafter in EXITS:
         made = make(module, model, layer=head.reads.cut, **more)
     elif head.drafter == "distilled":
         made = make(module, **more)

@@ -213,7 +213,7 @@ def counted(engine: Any, name: str) -> list[int]:
             found.append(len(states))
             return step(states, tokens)
 
-    engine.drafters[name].lane = Counted()
+    engine.drafters[name].paths.lane = Counted()
     return found
 
 

@@ -66,8 +66,10 @@ class Place:
         return Place(self.of, token)
 
 
-def row(*tokens):
-    return SimpleNamespace(id=7, tokens=list(tokens), n_prompt=1, done=False)
+def row(*tokens, id=7):
+    made = SimpleNamespace(id=id, tokens=list(tokens), n_prompt=1, done=False)
+    made.base = made
+    return made
 
 
 def merged(lane, text=None, **options):
@@ -164,7 +166,7 @@ def test_rows_that_share_a_pass_ask_less():
     alone, crowd = Lane(0.5), Lane(0.5)
     plan = Plan(depth=1, nodes=1, width=1)
     merged(alone, Text({5: 11}, sure=0.4)).propose([row(5)], [plan])
-    rows = [SimpleNamespace(id=i, tokens=[5], n_prompt=1, done=False) for i in range(9)]
+    rows = [row(5, id=i) for i in range(9)]
     merged(crowd, Text({5: 11}, sure=0.4)).propose(rows, [plan] * 9)
     assert len(alone.steps) == 1
     assert crowd.steps == []

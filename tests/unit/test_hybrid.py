@@ -31,13 +31,17 @@ from surefoot.errors import BadRequest
 VOCAB = 40
 
 
-@dataclass
+@dataclass(eq=False)
 class Line:
     """As much of a row as the drafter reads."""
 
     tokens: list[int]
     id: int = 0
     n_prompt: int = 1
+
+    @property
+    def base(self) -> Line:
+        return self
 
 
 class _Walk:

@@ -26,7 +26,7 @@ from surefoot.errors import BadRequest
 LENGTHS = (1, 2, 3, 5, 8, 16)
 
 
-@dataclass
+@dataclass(eq=False)
 class Line:
     """As much of a row as a drafter reads."""
 
@@ -34,6 +34,11 @@ class Line:
     id: int = 0
     n_prompt: int = field(default=1)
     done: bool = False
+    drafted: Sequence[int] = ()
+
+    @property
+    def base(self) -> Line:
+        return self
 
 
 def chain(k: int, floor: float = 0.0) -> Plan:

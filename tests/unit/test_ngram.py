@@ -28,7 +28,7 @@ class Line:
     n_prompt: int = field(default=1)
 
     @property
-    def base(self) -> "Line":
+    def base(self) -> Line:
         return self
 
 

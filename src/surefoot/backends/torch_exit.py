@@ -108,9 +108,7 @@ class Sections:
         self._tuples = bool(cuts) and gives_tuples(model, self._blocks)
         self._lay_out, self._forward = lay_out, forward
 
-    def prefix(
-        self, slots: list[Any], chains: Sequence[Sequence[int]], layer: int, counts: Sequence[int] | None
-    ) -> Tensor:
+    def prefix(self, slots: list[Any], chains: Sequence[Sequence[int]], layer: int, counts: Sequence[int] | None) -> Tensor:
         section = self.progress.section(layer)
         for slot in slots:
             slot.pending = None

@@ -57,8 +57,9 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         default="auto",
         metavar="NAME[:K=V,…]",
         help="auto (default: hybrid, and what a grammar forces), none, hybrid, ngram, suffix, recycle, lookahead, retrieval, "
-        "model, layer_skip, quantized, grammar, or with trained heads medusa, hydra, eagle, eagle3, early_exit, distilled; "
-        "e.g. ngram:max_n=3,k=5, eagle:path=FOLDER, or several: ngram+model",
+        "model, layer_skip, quantized, grammar, with trained heads medusa, hydra, eagle, eagle3, early_exit, early_exit_deep, "
+        "distilled, or made of others cascade, horizontal, two_exit; e.g. ngram:max_n=3,k=5, eagle:path=FOLDER, "
+        "cascade:of=quantized/suffix, or several: ngram+model",
     )
     group.add_argument(
         "--controller",

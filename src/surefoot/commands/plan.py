@@ -11,6 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest
+from . import plan_cascade
 
 if TYPE_CHECKING:
     from ..plan import Source
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(dest="kind", metavar="cascade", required=False)
+    told = "the best schedule of cascades of several drafters; see 'surefoot plan cascade --help'"
+    plan_cascade.add_arguments(kinds.add_parser("cascade", help=told, allow_abbrev=False))
     group = parser.add_argument_group("how often drafts are accepted")
     group.add_argument(
         "--alpha", nargs="+", action="extend", type=_numbers, metavar="A", help="acceptance rate, one or several"
@@ -69,6 +73,8 @@ def _level(text: str) -> tuple[float, int, float]:
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.kind is not None:
+        return plan_cascade.run(args)
     from ..plan import plan, read_log
 
     if args.plot is not None:
@@ -88,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.model is not None:
         plan(**asked, cost=lambda m: 1.0, draft_seconds=args.draft_seconds)  # what is wrong is told before a model is loaded
-        cost = _measured(args)
+        cost = measured(args)
     found = plan(**asked, c=args.c, cost=cost, draft_seconds=args.draft_seconds)
     for warning in found.warnings:
         print(f"surefoot: warning: {warning}", file=sys.stderr)
@@ -128,7 +134,8 @@ def _cost(args: argparse.Namespace) -> Source | None:
     return None
 
 
-def _measured(args: argparse.Namespace) -> Source:
+def measured(args: argparse.Namespace) -> Source:
+    """The curve of a model, on this machine."""
     from .. import loader
     from ..plan import of_curve
     from .terminal import progress

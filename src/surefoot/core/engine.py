@@ -19,9 +19,11 @@ from .noise import Noise
 from .params import SamplingParams
 from .parts import Assembler
 from .pool import Pool
-from .protocols import Closes, Controller, Costs, Drafter, Need, TargetModel
+from .prompts import echoed, prompt_tokens
+from .protocols import Attaches, Closes, Controller, Costs, Drafter, Need, TargetModel
 from .request import Piece, Row
 from .settle import Settler
+from .shadow import hidden
 from .tree import PENDING, Forest
 
 
@@ -64,6 +66,9 @@ class Engine:
         self._known = target.traits.vocab_size if known is None else min(known, target.traits.vocab_size)
         self._settler = Settler(self.names, self._known)
         self._next_id = 0
+        for drafter in drafters:
+            if isinstance(drafter, Attaches):
+                drafter.attach(self)
 
     def add(
         self,
@@ -93,7 +98,7 @@ class Engine:
     def _add(
         self, prompt: Prompt, params: SamplingParams, noise: Noise | None, trace: bool, parent: Row | None, index: int
     ) -> Row:
-        tokens = self._tokens(prompt)
+        tokens = prompt_tokens(prompt, self.codec, self.target.traits.vocab_size)
         traits = self.target.traits
         # a padded row reaches min_width - 1 positions past its last token
         room = traits.max_context - (traits.min_width - 1) - len(tokens)
@@ -110,7 +115,7 @@ class Engine:
             decoder=self.codec.decoder() if self.codec is not None else None,
             noise=noise,
             index=index,
-            echo=self._echo(prompt, tokens) if params.echo else "",
+            echo=echoed(prompt, tokens, self.codec) if params.echo else "",
         )
         row.state = self._compiler.state(params, row.tokens, row.stop_ids)
         if row.state is not None:
@@ -126,6 +131,17 @@ class Engine:
         """Queue a row that was made elsewhere (:func:`~.shadow.shadow`); its id is to be no other running row's."""
         self._pool.check(row, 1)
         self._pool.enqueue(row)
+
+    def spawn(self, row: Row, extra: Sequence[int], params: SamplingParams, limit: int) -> Row | None:
+        """A hidden row that goes on at once behind the running ``row`` and ``extra`` (:func:`~.shadow.hidden`); neither
+        :attr:`rows` nor :meth:`step` name it. None where there is no room now, or requests wait for it."""
+        room = self.target.traits.max_context - (self.target.traits.min_width - 1) - len(row.tokens) - len(extra)
+        if min(limit, room) < 1:
+            return None
+        ends = self.codec.eos_ids if self.codec is not None else ()
+        made = hidden(row, self._next_id, extra, params, min(limit, room), ends)
+        self._next_id += 1
+        return made if self._pool.spawn(made, row) else None
 
     def succeed(self, old: Row, new: Row) -> None:
         """``new``, made elsewhere, runs in place of the running ``old``, whose cache it takes over as far as tokens agree."""
@@ -144,7 +160,7 @@ class Engine:
     @property
     def rows(self) -> list[Row]:
         """Requests that have not ended."""
-        return [*self._pool.running, *self._pool.waiting]
+        return [row for row in (*self._pool.running, *self._pool.waiting) if not row.hidden]
 
     def generate(self, prompt: Prompt, *, trace: bool = False, **options: Any) -> Completion:
         """Run one request to its end. Options are those of :class:`SamplingParams`.
@@ -249,16 +265,7 @@ class Engine:
             if outcome.trace is not None:
                 part.row.stats.add_trace(replace(outcome.trace, seconds=seconds))
         self._retire([p.row for p in parts if p.row.done])
-        return [p.row for p, _ in done]
-
-    def _echo(self, prompt: Prompt, tokens: Sequence[int]) -> str:
-        """The prompt as text."""
-        if isinstance(prompt, str):
-            return prompt
-        if self.codec is None:
-            raise BadRequest("echo needs a tokenizer; load the engine with one or leave it out")
-        decoder = self.codec.decoder()
-        return "".join(decoder.push(token) for token in tokens) + decoder.flush()
+        return [p.row for p, _ in done if not p.row.hidden]
 
     def _retire(self, rows: Sequence[Row]) -> None:
         if rows:
@@ -270,23 +277,9 @@ class Engine:
 
     def close(self) -> None:
         """End all requests, give back their cache, and let drafters put away what they keep beyond the process."""
-        for row in self.rows:
+        for row in (*self._pool.running, *self._pool.waiting):
             self.abort(row)
         self._pool.clear()
         for drafter in self.drafters.values():
             if isinstance(drafter, Closes):
                 drafter.close()
-
-    def _tokens(self, prompt: Prompt) -> list[int]:
-        if self.codec is not None:
-            tokens = self.codec.prompt(prompt)
-        elif isinstance(prompt, str) or not all(isinstance(t, int) for t in prompt):
-            raise BadRequest("this engine has no tokenizer; give token ids")
-        else:
-            tokens = [t for t in prompt if isinstance(t, int)]
-        if not tokens:
-            raise BadRequest("the prompt is empty; give at least one token")
-        vocab = self.target.traits.vocab_size
-        if not all(0 <= t < vocab for t in tokens):
-            raise BadRequest(f"prompt token ids must lie in 0..{vocab - 1}; tokenize with the target's tokenizer")
-        return tokens

@@ -74,6 +74,17 @@ class Pool:
             self.running.append(row)
         return self.running
 
+    def spawn(self, row: Row, parent: Row) -> bool:
+        """Start a row on the cache of a running one at once, if there is room and nobody waits for it."""
+        if self.waiting or len(self.running) >= self._max_rows or parent.slot is None or not self._room(_size(row)):
+            return False
+        try:
+            row.slot = self.target.fork(parent.slot, min(parent.slot.length, len(row.tokens) - 1))
+        except BackendError:
+            return False
+        self.running.append(row)
+        return True
+
     def succeed(self, old: Row, new: Row) -> None:
         """``new`` runs in place of ``old``, with its cache as far as their tokens agree."""
         slot = old.slot

@@ -17,6 +17,7 @@ from .ends import Exits as Exits
 from .tree import DraftTree, Forest
 
 if TYPE_CHECKING:
+    from .engine import Engine
     from .noise import Noise
     from .request import Row
 
@@ -137,6 +138,11 @@ class TargetModel(Protocol):
 class Follows(Protocol):
     """A model without a cache of its own: it reads what the passes of the real target showed of a row."""
 
+    @property
+    def depth(self) -> int:
+        """Most tokens that it can say behind those of a request, drafted ones included."""
+        ...
+
     def follow(self, slot: Slot, row: Row) -> bool:
         """Set the slot to the place in front of ``row.tokens[-1]``; False where the model has not seen what it needs there."""
         ...
@@ -252,6 +258,15 @@ class Drafter(Protocol):
 
     def forget(self, rows: Sequence[Row]) -> None:
         """The rows ended; drop their state."""
+        ...
+
+
+@runtime_checkable
+class Attaches(Protocol):
+    """A drafter that has rows of its own run in the engine's passes."""
+
+    def attach(self, engine: Engine) -> None:
+        """Called once, by the engine that the drafter belongs to."""
         ...
 
 

@@ -88,6 +88,8 @@ class Row:
         self.slot: Slot | None = None
         self.of: Row | None = None
         """The request that this row drafts for: it holds that one's tokens and drafted ones behind them (:mod:`.shadow`)."""
+        self.hidden = False
+        """Whether it serves a drafter, and nobody waits for it."""
         self.laws: list[Array] | None = None
         """Where asked for, the law [V] that each output token was taken from; where decoding is greedy, the softmax."""
         self.turn = 0

@@ -91,7 +91,8 @@ class Settler:
             # all three look at the states before they are committed
             logprobs = self._logprobs(part, laws, verdict, chosen)
             own = [] if row.laws is None else [laws.told(node) for node in (0, *verdict.path)[:chosen]]
-            trace = record(row, tree, laws, verdict, part.drafter) if row.stats.trace is not None else None
+            traced = row.stats.trace is not None
+            trace = record(row, tree, laws, verdict, part.drafter, self._names) if traced else None
             kept = self._commit(part, verdict, chosen)
             if row.logprobs is not None:
                 row.logprobs += logprobs[:kept]

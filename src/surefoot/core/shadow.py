@@ -1,4 +1,4 @@
-"""Rows that hold the tokens of a request and drafted ones behind them, for drafters that draft behind drafts.
+"""Rows that serve a drafter: *shadows* hold a request's tokens and drafted ones behind them, *hidden* rows go on by themselves.
 
 A shadow's ``of`` is the request's own row, however deep drafts are nested, and its tokens begin with that one's. What a drafter
 keeps of a row it keeps of :attr:`Row.base`, whose tokens only grow; a shadow's drafted tokens may be others in the next pass.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .noise import DRAFT, Array, Noise, Weights
+from .params import SamplingParams
 from .request import Row
 
 _LANES = DRAFT + 1
@@ -50,4 +51,18 @@ def shadow(row: Row, path: Sequence[int] = ()) -> Row:
         made.state = row.state.fork()
         for token in path:
             made.state.advance(token)
+    return made
+
+
+def hidden(row: Row, id: int, extra: Sequence[int], params: SamplingParams, limit: int, ends: Sequence[int]) -> Row:
+    """A row that goes on by itself, ``limit`` tokens at most, behind what ``row`` holds now and ``extra``.
+
+    Options that look at tokens are those of ``row``; ``params`` says how to choose. Raises
+    :class:`~surefoot.errors.BadRequest` where the options do not allow ``extra``.
+    """
+    made = Row(id, [*row.tokens, *extra], params, limit=limit, index=row.index)
+    made.stop_ids = row.stop_ids | frozenset(ends)
+    made.hidden = True
+    if row.state is not None:
+        made.state = row.state.moved(made.tokens, len(extra))
     return made

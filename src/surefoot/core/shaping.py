@@ -90,6 +90,13 @@ class State:
         """A copy for a path below the row's last token; valid until the row commits."""
         return State([part.fork() for part in self._parts], self._tokens, list(self._extra or ()))
 
+    def moved(self, tokens: Sequence[int], extra: int) -> State:
+        """A state of another row, whose own list ``tokens`` begins with this one's tokens and goes on with ``extra`` more."""
+        made = State([part.fork() for part in self._parts], tokens)
+        for token in tokens[len(tokens) - extra :]:
+            made.advance(token)
+        return made
+
     def advance(self, token: int) -> None:
         """One token further. The row's own state reads it from the row."""
         if self._extra is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 
 from ..errors import BadRequest
@@ -13,8 +15,8 @@ from .stats import StepTrace
 from .tree import DraftTree
 
 
-def record(row: Row, tree: DraftTree, laws: Laws, verdict: Verdict, drafter: str | None) -> StepTrace:
-    """Trace of one pass of one row, before it is committed."""
+def record(row: Row, tree: DraftTree, laws: Laws, verdict: Verdict, drafter: str | None, names: Mapping[int, str]) -> StepTrace:
+    """Trace of one pass of one row, before it is committed; ``names``: source numbers to drafters."""
     tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
     accepted = set(verdict.path)
     return StepTrace(
@@ -27,6 +29,7 @@ def record(row: Row, tree: DraftTree, laws: Laws, verdict: Verdict, drafter: str
         token=verdict.token,
         kept=len(accepted) + 1,
         seconds=0.0,
+        sources=tuple(names[source] for source in tree.source.tolist()[1:]),
     )
 
 

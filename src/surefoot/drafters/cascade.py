@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..core.request import Row
 
 _SLACK = 2
-"""Tokens beyond the draft that an inner row may get, so that none ends for its length."""
+"""Tokens beyond the draft that an inner row may get."""
 
 
 class Below:
@@ -40,9 +40,17 @@ class Below:
     def __init__(self, inner: Drafter) -> None:
         self.inner = inner
         self.name, self.source = inner.name, inner.source
+        self.ends: dict[int, int] = {}
+        """Most tokens that each row's draft reaches up to, the lighter model's own behind it included."""
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
-        return self.inner.propose(rows, plans)
+        return self.inner.propose(rows, [self._within(row, plan) for row, plan in zip(rows, plans, strict=True)])
+
+    def _within(self, row: Row, plan: Plan) -> Plan:
+        most = self.ends.get(row.id, len(row.tokens) + plan.depth + 1) - len(row.tokens) - 1
+        if plan.depth <= most:
+            return plan
+        return replace(plan, depth=max(most, 0), nodes=plan.nodes if plan.width > 1 and most > 0 else max(most, 0))
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None: ...
 
@@ -59,6 +67,8 @@ class _Draft:
     stops: list[Stop]
     fresh: bool
     """Whether its tokens are drawn from a law of their own, which is to be reported."""
+    before: tuple[int, int, int]
+    """Passes, reviewed and accepted tokens of the inner row before this round."""
     steps: int = 0
     seen: int = 0
     over: bool = False
@@ -101,6 +111,7 @@ class CascadeDrafter:
         *,
         steps: int | None = None,
         confidence: float = 0.0,
+        part: Drafter | None = None,
         name: str = "cascade",
         source: int = 11,
     ) -> None:
@@ -116,6 +127,11 @@ class CascadeDrafter:
         self.engine = engine
         self.name, self.source = name, source
         self._steps, self._confidence = steps, float(confidence)
+        self._level, self._mark = (name, source) if part is None else (part.name, part.source)
+        self._below = [d for d in engine.drafters.values() if isinstance(d, Below)]
+        self._bottom = None
+        if len(engine.drafters) == 1 and not (self._below and isinstance(self._below[0].inner, CascadeDrafter)):
+            self._bottom = next(iter(engine.drafters))
         self._inner: dict[int, Row] = {}
         self._without: set[int] = set()
         """Rows that the lighter model's cache had no room for."""
@@ -141,11 +157,15 @@ class CascadeDrafter:
             inner = self._inner.pop(row.id, None)
             if inner is not None:
                 self.engine.abort(inner)
+            for each in self._below:
+                each.ends.pop(row.id, None)
             self._without.discard(row.id)
 
     def close(self) -> None:
         self.engine.close()
         self._inner = {}
+        for each in self._below:
+            each.ends = {}
 
     def _round(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         drafts = [self._begin(row, plan) for row, plan in zip(rows, plans, strict=True)]
@@ -174,6 +194,9 @@ class CascadeDrafter:
         """The row's draft, its inner row behind the row's tokens; None where the lighter model cannot follow it there."""
         traits = self.engine.target.traits
         depth = min(plan.depth, plan.nodes, traits.max_context - traits.min_width - len(row.tokens))
+        target = self.engine.target
+        most = target.depth - len(row.drafted) if isinstance(target, Follows) else depth + _SLACK
+        depth = min(depth, most)
         if depth < 1 or row.id in self._without:
             return None
         try:
@@ -185,7 +208,7 @@ class CascadeDrafter:
         inner.stop_ids = frozenset()
         inner.turn = max(row.turn, 0 if old is None else old.turn)
         inner.noise = Aside(row.noise, row.turn) if fresh else row.noise
-        inner.limit = len(row.tokens) - inner.n_prompt + depth + _SLACK
+        inner.limit = len(row.tokens) - inner.n_prompt + min(depth + _SLACK, most)
         stops = [] if plan.stop is None else [plan.stop]
         if self._confidence > 0:
             stops.append(self._doubtful)
@@ -196,12 +219,13 @@ class CascadeDrafter:
             inner.stats = old.stats
             self.engine.succeed(old, inner)
         self._inner[row.id] = inner
-        target = self.engine.target
+        for each in self._below:
+            each.ends[row.id] = len(row.tokens) + depth
         if isinstance(target, Follows):
             self.engine.step([])  # admits it
             if inner.slot is None or not target.follow(inner.slot, row):
                 return None
-        return _Draft(row, inner, depth, stops, fresh)
+        return _Draft(row, inner, depth, stops, fresh, _counts(inner))
 
     def _doubtful(self, law: Array, token: int, depth: int) -> bool:
         return float(law[token]) < self._confidence
@@ -209,7 +233,20 @@ class CascadeDrafter:
     def _tree(self, draft: _Draft) -> DraftTree:
         n = min(draft.depth, len(draft.tokens))
         tokens, laws = draft.tokens[:n], draft.inner.laws
-        sources = [self.source if s == PENDING else s for s in draft.inner.sources[:n]]
+        self._count(draft, n)
+        sources = [self._mark if s == PENDING else s for s in draft.inner.sources[:n]]
         q = torch.from_numpy(np.stack(laws[:n])) if draft.fresh and laws and n else None
         tree = DraftTree.chain([draft.row.tokens[-1], *tokens], q, self.source)
         return replace(tree, source=integers([PENDING, *sources], np.int16))
+
+    def _count(self, draft: _Draft, proposed: int) -> None:
+        passes, reviewed, accepted = (now - then for now, then in zip(_counts(draft.inner), draft.before, strict=True))
+        stats = draft.row.base.stats
+        if self._bottom is not None:  # a cascade counts for itself
+            stats.add_level(self._bottom, proposed=reviewed)
+        stats.add_level(self._level, passes=passes, reviewed=reviewed, accepted=accepted, proposed=proposed)
+
+
+def _counts(row: Row) -> tuple[int, int, int]:
+    stats = row.stats
+    return stats.passes, stats.draft_tokens, stats.accepted_tokens

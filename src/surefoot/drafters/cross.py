@@ -49,6 +49,8 @@ class Voice(Protocol):
 class _Live:
     row: Row
     reading: Reading
+    base: Reading
+    """Of the request, where the row is a shadow of it; else the same."""
     voice: Voice
 
 
@@ -89,9 +91,10 @@ class CrossDrafter:
                 self._draft(live)
             except BackendError as error:
                 # the draft's cache is full: these rows go on without drafts rather than fail
-                self._follower.close(x.row.id for x in live)
-                self._without.update(x.row.id for x in live)
-                warnings.warn(f"the draft model stops drafting for {len(live)} requests: {error}", RuntimeWarning, stacklevel=2)
+                lost = {x.row.id for x in live}
+                self._follower.close(lost)
+                self._without |= lost
+                warnings.warn(f"the draft model stops drafting for {len(lost)} requests: {error}", RuntimeWarning, stacklevel=2)
                 return [DraftTree.chain(row.tokens[-1:]) for row in rows]
         return [
             DraftTree.chain(row.tokens[-1:]) if x is None else x.voice.tree(self.source)
@@ -116,10 +119,14 @@ class CrossDrafter:
         """``None``: nothing to draft."""
         if min(plan.depth, plan.nodes) <= 0 or row.id in self._without:
             return None
-        reading = self._readings.get(row.id)
-        if reading is None:
-            reading = self._readings[row.id] = Reading(self.bridge)
-        if not reading.follow(row.tokens) or not reading.ids:
+        base = self._readings.get(row.id)
+        if base is None:
+            base = self._readings[row.id] = Reading(self.bridge)
+        whole, reading = base.follow(row.base.tokens), base
+        if row.of is not None:
+            reading = base.fork()
+            whole = reading.follow(row.tokens)
+        if not whole or not reading.ids:
             return None
         room = self.draft.traits.max_context - self.draft.traits.min_width - len(reading.ids)
         if room < 1:
@@ -131,23 +138,29 @@ class CrossDrafter:
             voice = Intersection(self.bridge, row, plan, self._vocab, room)
         else:
             voice = Universal(self.bridge, row, plan, len(reading.ids) / len(row.tokens), room)
-        return _Live(row, reading, voice)
+        return _Live(row, reading, base, voice)
 
     def _draft(self, live: Sequence[_Live]) -> None:
         """Let each voice say its draft, in common passes of the draft model."""
-        logits = self._follower.catch_up([(x.row.id, x.reading) for x in live])
+        follower = self._follower
         forks: dict[int, Slot] = {}
         try:
-            going = list(live)
+            follower.lead({x.row.id: x.base for x in live if x.row.of is not None})
+            for i, x in enumerate(live):
+                if x.row.of is not None:
+                    forks[i] = follower.beside(x.row.id, x.base, x.reading)
+            slots = [forks[i] if i in forks else follower.place(x.row.id, x.reading) for i, x in enumerate(live)]
+            logits = follower.catch_up(slots, [x.reading for x in live])
+            going = list(range(len(live)))
             while going:
-                said = [x.voice.say(host(own)) for x, own in zip(going, logits, strict=True)]
-                next_ = [(x, token) for x, token in zip(going, said, strict=True) if token is not None]
-                going = [x for x, _ in next_]
+                said = [(i, live[i].voice.say(host(own))) for i, own in zip(going, logits, strict=True)]
+                next_ = [(i, token) for i, token in said if token is not None]
+                going = [i for i, _ in next_]
                 if going:
-                    for x in going:
-                        if x.row.id not in forks:
-                            forks[x.row.id] = self._follower.fork(x.row.id)
-                    logits = self._follower.step([forks[x.row.id] for x in going], [token for _, token in next_])
+                    for i in going:
+                        if i not in forks:
+                            forks[i] = follower.fork(live[i].row.id)
+                    logits = follower.step([forks[i] for i in going], [token for _, token in next_])
         finally:
             self.draft.close(list(forks.values()))
 

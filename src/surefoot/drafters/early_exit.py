@@ -202,15 +202,15 @@ class ExitLane:
         paths: dict[_Cache, list[tuple[int, ...]]] = {cache: [] for cache in caches}
         first = at
         for state, chain, count in zip(states, chains, counts, strict=True):
-            cache, before = state.cache, len(chain) - count
-            assert cache is not None
-            place = cache.store.place(count, committed=False)
-            cache.store.store[place : place + count] = kv[at : at + count]
+            held, before = state.cache, len(chain) - count
+            assert held is not None
+            place = held.store.place(count, committed=False)
+            held.store.store[place : place + count] = kv[at : at + count]
             path = (*state.path, *range(place, place + count))
             seen = [path[: len(state.path) + 1 + i] for i in range(count)]
-            after.append([ExitState(cache, state.slot, state.seen, chain[: before + 1 + i], p) for i, p in enumerate(seen)])
-            own[cache] += range(at - first, at - first + count)
-            paths[cache] += seen
+            after.append([ExitState(held, state.slot, state.seen, chain[: before + 1 + i], p) for i, p in enumerate(seen)])
+            own[held] += range(at - first, at - first + count)
+            paths[held] += seen
             at += count
         attended = torch.empty(len(streams), q.shape[1] * q.shape[2], device=q.device)
         for cache in caches:

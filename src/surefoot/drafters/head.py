@@ -2,16 +2,13 @@
 
 What the head says is shaped by each request's options as the target is (:mod:`.draft_law`), and drafts grow level by level
 (:mod:`.model_tree`), one step of the head a level for all rows. Tokens that a reduced vocabulary leaves out have no chance.
+Behind what others drafted (a shadow, see :mod:`surefoot.core.shadow`) the head reads that first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from ..core.protocols import Plan, Scores, Verdict
 from ..core.request import Row
@@ -19,6 +16,7 @@ from ..core.tree import DraftTree, Forest
 from .draft_law import DraftLaw
 from .lane import Lane
 from .model_tree import Growing, start
+from .paths import Path, Paths, path, whole
 
 
 class HeadDrafter:
@@ -26,49 +24,44 @@ class HeadDrafter:
 
     def __init__(self, lane: Lane, vocab_size: int, *, name: str, known: int | None = None, source: int = 10) -> None:
         self.name, self.source, self.needs = name, source, lane.needs
-        self.lane = lane
+        self.paths = Paths(lane)
         self._vocab = vocab_size
         self.known = vocab_size if known is None else min(known, vocab_size)
+
+    @property
+    def lane(self) -> Lane:
+        return self.paths.lane
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         trees = [DraftTree.chain(row.tokens[-1:]) for row in rows]
         growing: dict[int, Growing] = {}
-        states: dict[int, dict[int, Any]] = {}
+        read: dict[int, dict[int, Path]] = {}
+        """By row: what the head reads down to each node."""
         for i, (row, plan) in enumerate(zip(rows, plans, strict=True)):
-            depth = min(plan.depth, plan.nodes, self.lane.depth)
-            if depth < 1 or plan.width < 1:
-                continue
-            root = self.lane.root(row)
-            if root is not None:
+            behind = path(row)
+            depth = min(plan.depth, plan.nodes, self.lane.depth - len(behind) + 1)
+            if depth >= 1 and plan.width >= 1 and self.paths.knows(row):
                 growing[i] = start(DraftLaw(row, self._vocab, self.known), replace(plan, depth=depth))
-                states[i] = {-1: root}
+                read[i] = {-1: behind[:-1]}
         while asked := [(i, node) for i, draft in growing.items() for node in draft.level]:
-            before = [states[i][growing[i].parents[node]] for i, node in asked]
-            after, logits = self.lane.step(before, [growing[i].tokens[node] for i, node in asked])
-            whole = self._whole(logits)
+            for i, node in asked:
+                draft = growing[i]
+                read[i][node] = (*read[i][draft.parents[node]], draft.tokens[node])
+            said = whole(self.paths.said([(rows[i], read[i][node]) for i, node in asked]), self.lane.draft_ids, self._vocab)
             at = 0
-            for i, draft in growing.items():
+            for draft in growing.values():
                 nodes = list(draft.level)
-                for node, state in zip(nodes, after[at : at + len(nodes)], strict=True):
-                    states[i][node] = state
                 if nodes:
-                    draft.grow(nodes, list(whole[at : at + len(nodes)]))
+                    draft.grow(nodes, said[at : at + len(nodes)])
                 at += len(nodes)
         for i, draft in growing.items():
             trees[i] = draft.tree(self.source)
         return trees
 
-    def _whole(self, logits: Tensor) -> Tensor:
-        """[n, Vd] -> [n, V] over the target's vocabulary."""
-        ids = self.lane.draft_ids
-        if ids is None:
-            return logits
-        out = torch.full((logits.shape[0], self._vocab), -torch.inf, dtype=logits.dtype, device=logits.device)
-        out[:, ids] = logits
-        return out
-
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
+        self.paths.forget(rows)
         self.lane.observe(rows, forest, scores, verdicts)
 
     def forget(self, rows: Sequence[Row]) -> None:
+        self.paths.forget(rows)
         self.lane.forget(rows)

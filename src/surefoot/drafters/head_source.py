@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect
 from collections.abc import Sequence
 from math import log
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..core.protocols import Need
 from .evidence import Candidate
 from .head import HeadDrafter
+from .paths import Path, path
 
 if TYPE_CHECKING:
     from ..core.request import Row
@@ -47,58 +48,34 @@ class HeadSource:
         self._ids = None if ids is None else ids.tolist()
 
     def walk(self, row: Row) -> HeadWalk:
-        return HeadWalk(self, _Root(self.inner.lane, row), row.tokens[-1], 0)
+        return HeadWalk(self, row, path(row))
 
-    def say(self, state: Any, token: int, width: int) -> tuple[Any, list[tuple[int, float]]]:
-        """The state behind ``token``, and the likeliest tokens there with their probabilities."""
-        [after], logits = self.inner.lane.step([state], [token])
-        values, at = logits[0].topk(width)
-        chances = (values - torch.logsumexp(logits[0], 0)).exp().tolist()
+    def say(self, row: Row, read: Path, width: int) -> list[tuple[int, float]]:
+        """The likeliest tokens behind what the head has to read, with their probabilities; none where it cannot."""
+        if len(read) > self.depth or not self.inner.paths.knows(row):
+            return []
+        [logits] = self.inner.paths.said([(row, read)])
+        values, at = logits.topk(width)
+        chances = (values - torch.logsumexp(logits, 0)).exp().tolist()
         known, ids = self.inner.known, self._ids
         found = [(at if ids is None else ids[at], chance) for at, chance in zip(at.tolist(), chances, strict=True)]
-        return after, [(token, chance) for token, chance in found if token < known]
-
-
-class _Root:
-    """The state in front of a row's pending token, made when it is first asked for."""
-
-    __slots__ = ("_lane", "_made", "_row", "_state")
-
-    def __init__(self, lane: Any, row: Row) -> None:
-        self._lane, self._row = lane, row
-        self._made, self._state = False, None
-
-    def state(self) -> Any | None:
-        if not self._made:
-            self._made, self._state = True, self._lane.root(self._row)
-        return self._state
+        return [(token, chance) for token, chance in found if token < known]
 
 
 class HeadWalk:
-    """Behind ``token``, ``depth`` drafted tokens into the draft. The head steps when it is first asked for candidates."""
+    """Behind a path of drafted tokens, the pending one first. The head reads it when it is first asked for candidates."""
 
-    __slots__ = ("_after", "_before", "_depth", "_found", "_of", "_token")
+    __slots__ = ("_found", "_of", "_read", "_row")
 
-    def __init__(self, of: HeadSource, before: HeadWalk | _Root, token: int, depth: int) -> None:
-        self._of, self._before, self._token, self._depth = of, before, token, depth
-        self._after: Any | None = None
+    def __init__(self, of: HeadSource, row: Row, read: Path) -> None:
+        self._of, self._row, self._read = of, row, read
         self._found: list[tuple[int, float]] | None = None
 
-    def state(self) -> Any | None:
-        """The state of the head behind the token; None: it cannot look so far."""
-        if self._found is None:
-            before = self._before.state() if self._depth < self._of.depth else None
-            if before is None:
-                self._found = []
-            else:
-                self._after, self._found = self._of.say(before, self._token, 3)
-        return self._after
-
     def candidates(self, width: int) -> list[Candidate]:
-        self.state()
-        assert self._found is not None
-        base = _CLASSES * min(self._depth, len(_DEPTHS) - 1)
+        if self._found is None:
+            self._found = self._of.say(self._row, self._read, 3)
+        base = _CLASSES * min(len(self._read) - 1, len(_DEPTHS) - 1)
         return [(token, base + bisect(_BOUNDS, chance)) for token, chance in self._found[:width]]
 
     def after(self, token: int) -> HeadWalk:
-        return HeadWalk(self._of, self, token, self._depth + 1)
+        return HeadWalk(self._of, self._row, (*self._read, token))

@@ -32,6 +32,8 @@ _LOOK = 3
 """Candidates that each source is asked for at a node of a chain."""
 _CROWD = 0.25
 """How much more a dear source must promise for each further row: rows share a pass, so a token of one saves less time."""
+_BEHIND = depth_class(0.7)
+"""Depth class of the first token behind others' drafts: these are as a rule accepted, or nobody would draft behind them."""
 _LEAN, _FADE = 0.2, 0.99
 """How quickly a row leans, and forgets."""
 
@@ -73,7 +75,10 @@ class HybridDrafter:
         self._blank = [UNASKED if own else SILENT for own in dear]
         self.calibration = Calibration([s.weights for s in sources])
         self._drafts: dict[int, tuple[list[dict[int, Kind]], list[int]]] = {}
-        """By row, of the draft that is being scored: what was named at each node, as far as it was looked; and its tokens."""
+        """By row, of the draft that is being scored: what was named at each node, as far as it was looked; and its tokens.
+
+        Of shadows nothing is kept: their drafts may never be scored.
+        """
         self._leans: dict[int, float] = {}
         self._refused: set[int] = set()
         """Rows whose last draft was not wholly accepted."""
@@ -81,13 +86,14 @@ class HybridDrafter:
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         for each in self._whole:
             each.prepare(rows, plans)
-        self._ask = min(1.0, self._least * (1.0 + _CROWD * (len(rows) - 1)))
+        self._ask = min(1.0, self._least * (1.0 + _CROWD * (len({row.id for row in rows}) - 1)))
         return [self._one(row, plan) for row, plan in zip(rows, plans, strict=True)]
 
     def _one(self, row: Row, plan: Plan) -> DraftTree:
         if min(plan.depth, plan.nodes, plan.width) < 1:
             return DraftTree.chain(row.tokens[-1:])
-        root = self._look(tuple(s.walk(row) for s in self._sources), row, plan.width, int(row.id not in self._refused), 1.0)
+        depth = int(row.id not in self._refused) if row.base is row else _BEHIND
+        root = self._look(tuple(s.walk(row) for s in self._sources), row, plan.width, depth, 1.0)
         if plan.width == 1:
             return self._chain(row, plan, root)
         return self._tree(row, plan, root)
@@ -143,7 +149,7 @@ class HybridDrafter:
                 place = self._look(tuple([walk.after(token) for walk in place.walks]), row, 1, depth_class(reach), reach)
                 places.append(place.kinds)
         n = len(reaches) if plan.cut is None else plan.cut(reaches, [1] * len(reaches))
-        self._drafts[row.id] = places[: n + 1], tokens[: n + 1]
+        self._keep(row, places[: n + 1], tokens[: n + 1])
         return tree(tokens[: n + 1], list(range(-1, n)), sources[: n + 1])
 
     def _tree(self, row: Row, plan: Plan, place: _Place) -> DraftTree:
@@ -183,8 +189,12 @@ class HybridDrafter:
             place = self._look(tuple([walk.after(token) for walk in before.walks]), row, plan.width, depth_class(reach), reach)
             places.append(place.kinds)
         n = len(reaches) if plan.cut is None else plan.cut(reaches, work)
-        self._drafts[row.id] = places[: n + 1], tokens[: n + 1]
+        self._keep(row, places[: n + 1], tokens[: n + 1])
         return tree(tokens[: n + 1], parents[: n + 1], sources[: n + 1])
+
+    def _keep(self, row: Row, places: list[dict[int, Kind]], tokens: list[int]) -> None:
+        if row.base is row:
+            self._drafts[row.id] = places, tokens
 
     def _surest(self, kind: Kind) -> int:
         """The number of the source that is surest of a token of this kind."""

@@ -4,7 +4,7 @@ A lane follows each row: from the passes of the target it takes the activations 
 row is the state in front of the row's last token, which is pending. ``step`` reads one token behind each state and says what
 it believes comes next. States are values: stepping from one leaves it as it was, so drafts may branch.
 
-A lane may be able to read several tokens behind a state in one call (:class:`Reads`); :func:`read` does without, level by level.
+A lane may read several tokens behind a state in one call (:class:`Reads`); :func:`read` does without, level by level.
 
 :class:`~.head.HeadDrafter` drafts with a lane alone, :class:`~.head_source.HeadSource` lets ``hybrid`` ask it, and
 :class:`~.lane_target.LaneTarget` makes it the middle of a cascade.
@@ -83,12 +83,13 @@ class Reads(Protocol):
 
 def read(lane: Lane, states: Sequence[Any], chains: Sequence[Sequence[int]]) -> tuple[list[list[Any]], list[Tensor]]:
     """As :meth:`Reads.read`, with any lane."""
-    if isinstance(lane, Reads):
+    longest = max(map(len, chains), default=0)
+    if longest > 1 and isinstance(lane, Reads):
         return lane.read(states, chains)
     now = list(states)
     after: list[list[Any]] = [[] for _ in chains]
     said: list[list[Tensor]] = [[] for _ in chains]
-    for level in range(max(map(len, chains), default=0)):
+    for level in range(longest):
         going = [i for i, chain in enumerate(chains) if level < len(chain)]
         found, logits = lane.step([now[i] for i in going], [chains[i][level] for i in going])
         for i, state, line in zip(going, found, logits.split(1), strict=True):

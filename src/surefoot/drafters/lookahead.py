@@ -96,13 +96,14 @@ class LookaheadDrafter:
         if own is None:
             own = self._rows[row.id] = _Own(Pool(self._n, 0))
             self._divide()
-        tokens = row.tokens
-        if own.known < len(tokens):
+        known = row.base.tokens
+        if own.known < len(known):
             if self._capacity:
-                own.pool.say(tokens, own.known)
-            own.known = len(tokens)
+                own.pool.say(known, own.known)
+            own.known = len(known)
         pools = () if not self._capacity else (own.pool,) if self._shared is None else (own.pool, self._shared)
-        return LookaheadWalk(pools, self.levels, self._known, tuple(tokens[1 - self._n :]), self._ahead(own, len(tokens)))
+        tail, ahead = tuple(row.tokens[1 - self._n :]), self._ahead(own, len(known))
+        return LookaheadWalk(pools, self.levels, self._known, tail, ahead, len(row.drafted))
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
         """Look behind the refused nodes of rows that asked for drafts, whoever drafted them."""

@@ -2,7 +2,8 @@
 
 A round catches up with the tokens committed since the last one, in the same pass that gives the first drafted tokens, then
 drafts level by level (:mod:`.model_tree`), one pass a level for all rows, beside the cache of verified tokens
-(:mod:`.draft_cache`). What the model says is shaped by each request's options as the target is (:mod:`.draft_law`).
+(:mod:`.draft_cache`). Rows may be shadows, whose drafted tokens are read in that same pass. What the model says is shaped by
+each request's options as the target is (:mod:`.draft_law`).
 """
 
 from __future__ import annotations
@@ -55,18 +56,24 @@ class ModelDrafter:
         """Whether it was said that the draft's context is the shorter one: once is enough."""
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
-        trees = {row.id: DraftTree.chain(row.tokens[-1:]) for row in rows}
-        live = [(r, own) for r, p in zip(rows, plans, strict=True) if (own := self._within(r, p)).depth > 0]
-        if not live:
-            return list(trees.values())
+        trees = [DraftTree.chain(row.tokens[-1:]) for row in rows]
+        within = [self._within(row, plan) for row, plan in zip(rows, plans, strict=True)]
+        asked = [i for i, plan in enumerate(within) if plan.depth > 0]
+        if not asked:
+            return trees
+        live = [(rows[i], within[i]) for i in asked]
         try:
-            trees |= self._draft(live)
+            drafts = self._drafts(live)
         except BackendError as error:
             # the draft's cache is full: these rows go on without drafts rather than fail
             self._cache.close(row for row, _ in live)
-            self._without.update(row.id for row, _ in live)
-            warnings.warn(f"the draft model stops drafting for {len(live)} requests: {error}", RuntimeWarning, stacklevel=2)
-        return [trees[row.id] for row in rows]
+            lost = {row.id for row, _ in live}
+            self._without |= lost
+            warnings.warn(f"the draft model stops drafting for {len(lost)} requests: {error}", RuntimeWarning, stacklevel=2)
+            return trees
+        for i, tree in zip(asked, drafts, strict=True):
+            trees[i] = tree
+        return trees
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None: ...
 
@@ -80,7 +87,8 @@ class ModelDrafter:
         if row.id in self._without:
             return nothing
         if max(row.tokens[self._cache.length(row) :], default=0) >= self.draft.traits.vocab_size:
-            self._without.add(row.id)  # a token that the draft cannot read
+            if max(row.base.tokens[self._cache.length(row) :], default=0) >= self.draft.traits.vocab_size:
+                self._without.add(row.id)  # a token that the draft cannot read
             return nothing
         traits = self.draft.traits
         depth = min(plan.depth, plan.nodes)
@@ -95,13 +103,21 @@ class ModelDrafter:
             )
         return replace(plan, depth=max(min(depth, room), 0), nodes=min(plan.nodes, traits.max_nodes - 1))
 
-    def _draft(self, live: Sequence[tuple[Row, Plan]]) -> dict[int, DraftTree]:
+    def _drafts(self, live: Sequence[tuple[Row, Plan]]) -> list[DraftTree]:
+        try:
+            return self._draft(live)
+        except BackendError:
+            if not self._cache.spare():
+                raise
+        return self._draft(live)
+
+    def _draft(self, live: Sequence[tuple[Row, Plan]]) -> list[DraftTree]:
         cache = self._cache
         rooted = [cache.masked and plan.width > 1 for _, plan in live]
         rows = [row for row, _ in live]
         growing = [start(DraftLaw(row, self._vocab, self._known), plan) for row, plan in live]
-        logits = cache.catch_up(rows, rooted)
-        branches = [cache.branches(row, r) for row, r in zip(rows, rooted, strict=True)]
+        slots, logits = cache.catch_up(rows, rooted)
+        branches = [cache.branches(slot, r) for slot, r in zip(slots, rooted, strict=True)]
         asked = [(i, [0]) for i in range(len(live))]
         try:
             while asked:
@@ -118,4 +134,4 @@ class ModelDrafter:
         finally:
             for branch in branches:
                 branch.close()
-        return {row.id: draft.tree(self.source) for row, draft in zip(rows, growing, strict=True)}
+        return [draft.tree(self.source) for draft in growing]

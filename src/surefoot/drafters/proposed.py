@@ -35,7 +35,8 @@ class Proposed:
         self.inner = inner
         self.name, self.source, self.needs = inner.name, inner.source, inner.needs
         self._depth = whole_number(inner.name, "depth", depth, 1, 64)
-        self._trees: dict[int, DraftTree] = {}
+        self._trees: dict[Row, DraftTree] = {}
+        """By row, for shadows have the id of their request."""
 
     def prepare(self, rows: Sequence[Row], plans: Sequence[Plan]) -> None:
         """Ask the drafter for the drafts of these rows' next pass."""
@@ -44,10 +45,10 @@ class Proposed:
             depth = min(plan.depth, self._depth)
             nodes = min(plan.nodes, depth if plan.width == 1 else plan.nodes)
             asked.append(replace(plan, depth=depth, nodes=nodes, cut=None, floor=0.0))
-        self._trees = dict(zip([row.id for row in rows], self.inner.propose(rows, asked), strict=True))
+        self._trees = dict(zip(rows, self.inner.propose(rows, asked), strict=True))
 
     def walk(self, row: Row) -> TreeWalk:
-        tree = self._trees.pop(row.id, None)
+        tree = self._trees.pop(row, None)
         if tree is None:
             return TreeWalk([], [], -1, 0)
         return TreeWalk(tree.tokens.tolist(), children_of(tree.parents.tolist()), 0, 0)

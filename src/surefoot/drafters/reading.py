@@ -40,6 +40,14 @@ class Reading:
         self._first = True
         """No text yet."""
 
+    def fork(self) -> Reading:
+        """A copy that reads on otherwise: what was drafted behind the row. Its ``kept`` counts from here."""
+        new = Reading(self._bridge)
+        new.ids, new.kept, new.read = list(self.ids), len(self.ids), self.read
+        new._begun, new._ends, new._text = self._begun, list(self._ends), bytearray(self._text)
+        new._spelled, new._first = self._spelled, self._first
+        return new
+
     def follow(self, tokens: Sequence[int]) -> bool:
         """Read on. False: what stands at the end cannot be written in the draft's tokens, so far."""
         new = tokens[self.read :]

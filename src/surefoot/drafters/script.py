@@ -1,7 +1,8 @@
 """Scripted drafts: right, wrong, or right with a given probability. Public: for tests and for measuring the engine.
 
 The script needs to know the answer: ``truth(row)`` is the row's whole output under plain decoding, as far as known.
-Whether the draft at a position is right is a function of (seed, position), so every run offers the same drafts.
+Whether the draft at a position is right is a function of (seed, position), so every run offers the same drafts, whatever
+others drafted before.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class ScriptDrafter:
 
     def _one(self, row: Row, plan: Plan) -> DraftTree:
         at = len(row.tokens)
-        truth = self._truth(row)[at - row.n_prompt : at - row.n_prompt + plan.depth]
+        truth = self._truth(row.base)[at - row.n_prompt : at - row.n_prompt + plan.depth]
         wrong = [(right + 1) % self._vocab for right in truth]
         hits = [_uniform(self._seed, at + i) < self._accuracy for i in range(len(truth))]
         drafted = [right if hit else miss for right, miss, hit in zip(truth, wrong, hits, strict=True)]

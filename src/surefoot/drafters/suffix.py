@@ -155,13 +155,13 @@ class SuffixDrafter:
         if min(plan.depth, plan.nodes, plan.width) <= 0:
             self._rows.setdefault(row.id, _Local(self._depth, self._most))
             return Guess([], [], [])
-        stores, tail = self._caught_up(row), self._tail(row)
+        stores, tail = self._caught_up(row.base), self._tail(row)
         if plan.width == 1:
-            return self._chain(stores, tail, min(plan.depth, plan.nodes), plan.floor)
+            return self._chain(stores, tail, row.drafted, min(plan.depth, plan.nodes), plan.floor)
         return self._grow(stores, tail, plan)
 
     def walk(self, row: Row) -> SuffixWalk:
-        return SuffixWalk(self._caught_up(row), row.tokens[-REACH:], self._least)
+        return SuffixWalk(self._caught_up(row.base), row.tokens[-REACH:], self._least, len(row.drafted))
 
     def _caught_up(self, row: Row) -> list[ContextStore]:
         """The stores, the row's own last, which has learned all the row's tokens."""
@@ -176,7 +176,8 @@ class SuffixDrafter:
     def _tail(self, row: Row) -> list[int]:
         return row.tokens[-max(LONGEST, self._depth) :]
 
-    def _chain(self, stores: Sequence[ContextStore], tail: list[int], limit: int, floor: float) -> Guess:
+    def _chain(self, stores: Sequence[ContextStore], tail: list[int], drafted: list[int], limit: int, floor: float) -> Guess:
+        """``drafted``: tokens at the end of ``tail`` that no store has."""
         tokens: list[int] = []
         reaches: list[float] = []
         reach, place, length, own = 1.0, -1, 0, len(stores) - 1
@@ -188,7 +189,7 @@ class SuffixDrafter:
                 if over < 0:
                     token = stores[rank].at(place)
                 elif rank == own:
-                    token = tokens[over]
+                    token = (drafted + tokens)[over]
                 chance = _chance(length)
             if token == BREAK:
                 found = contexts(stores, tail + tokens, self._least)

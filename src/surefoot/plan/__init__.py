@@ -1,17 +1,20 @@
 """The planner: what speculation gains, before anything is run.
 
 ``plan(alpha=0.7, c=0.1)`` or ``plan(log=read_log(file), cost=read_cost(file))`` gives a :class:`Plan` with tables, figures and
-JSON. Every number comes from :mod:`surefoot.theory`.
+JSON. ``plan_cascade`` looks for the best schedule of a cascade. Every number comes from :mod:`surefoot.theory`.
 """
 
+from .cascades import CascadePlan, plan_cascade
 from .costs import Cost, Source, described, of_curve, read_cost
 from .inputs import Acceptance, Inputs
 from .logs import Log, read_log
+from .measured import read_measured
 from .run import Plan, plan
 from .tables import Section
 
 __all__ = [
     "Acceptance",
+    "CascadePlan",
     "Cost",
     "Inputs",
     "Log",
@@ -21,6 +24,8 @@ __all__ = [
     "described",
     "of_curve",
     "plan",
+    "plan_cascade",
     "read_cost",
     "read_log",
+    "read_measured",
 ]

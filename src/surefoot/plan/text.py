@@ -59,7 +59,7 @@ def _positions(section: Section) -> list[str]:
         own = "unknown" if not a.trials else f"{a.value:.3f}"
         reach = "unknown" if not a.trials else f"{r.value:.3f}"
         cells.append([str(i), own, f"{a.low:.3f}-{a.high:.3f}", str(a.trials), reach, f"{r.low:.3f}-{r.high:.3f}"])
-    return [*lines, *_aligned(cells), ""]
+    return [*lines, *aligned(cells), ""]
 
 
 def _grid(rows: Sequence[dict[str, Any]], best: dict[str, Any]) -> list[str]:
@@ -67,11 +67,11 @@ def _grid(rows: Sequence[dict[str, Any]], best: dict[str, Any]) -> list[str]:
     two = {"steps_1": "n", "steps_2": "k"} if "steps_3" not in names else {}
     cells = [[two.get(name) or _NAMES.get(name) or name.replace("_", " ") for name in names]]
     cells += [[_number(row[name]) for name in names] for row in rows]
-    lines = _aligned(cells)
+    lines = aligned(cells)
     return [lines[0], *(line + ("  <- best" if row is best else "") for line, row in zip(lines[1:], rows, strict=True))]
 
 
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     widths = [max(len(line[i]) for line in cells) for i in range(len(cells[0]))]
     return ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
 

@@ -22,23 +22,29 @@ from ..trained import KINDS, LANES
 _PARTS = ("config.json", "card.json", "README.md")
 
 
-def ship(folders: Sequence[Path], weights: Path, model: Path, auto: Sequence[str] = (), taps: Sequence[int] = ()) -> Path:
+def ship(
+    folders: Sequence[Path | tuple[str, Path]], weights: Path, model: Path, auto: Sequence[str] = (), taps: Sequence[int] = ()
+) -> Path:
     """Copies the heads for ``model`` under ``weights`` and writes ``index.json`` there; heads already there stay.
 
+    A folder may come with the drafter that it is for, where a kind of head has several (``early_exit_deep``).
     ``auto``: the drafters that ``auto`` asks; ``taps``: the activations that the model is always loaded with.
     """
-    drafters = {KINDS.get(name, name): name for name in LANES}
+    drafters = {KINDS.get(name, name): name for name in reversed(LANES)}
     index_file = weights / "index.json"
     index = json.loads(index_file.read_text("utf-8")) if index_file.is_file() else {}
     own = index.setdefault(content(model), {"model": label(model), "heads": {}})
-    for folder in folders:
+    for given in folders:
+        wanted, folder = given if isinstance(given, tuple) else (None, given)
         try:
             card = json.loads((folder / "card.json").read_text("utf-8"))
         except (OSError, ValueError):
             raise BadRequest(f"{folder} holds no card.json; train the head with surefoot train") from None
         if card["target"].get("content") != content(model):
             raise BadRequest(f"{folder}: the head is for {card['target'].get('name')!r}, another model than {label(model)!r}")
-        name = drafters[card["kind"]]
+        name = drafters[card["kind"]] if wanted is None else wanted
+        if name not in LANES or KINDS.get(name, name) != card["kind"]:
+            raise BadRequest(f"{folder}: a head of kind {card['kind']!r} is for drafter {drafters[card['kind']]!r}, not {name!r}")
         place = weights / label(model) / name
         place.mkdir(parents=True, exist_ok=True)
         for part in _PARTS:
@@ -55,10 +61,15 @@ def ship(folders: Sequence[Path], weights: Path, model: Path, auto: Sequence[str
     return index_file
 
 
+def _folder(text: str) -> Path | tuple[str, Path]:
+    name, equals, folder = text.partition("=")
+    return (name, Path(folder)) if equals and name in LANES else Path(text)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("weights", type=Path)
-    parser.add_argument("folders", type=Path, nargs="*")
+    parser.add_argument("folders", nargs="*", type=_folder, help="folder of a head, or DRAFTER=FOLDER")
     parser.add_argument("--model", required=True)
     parser.add_argument("--auto", action="append", default=[])
     parser.add_argument("--taps", type=int, nargs="*", default=[])
