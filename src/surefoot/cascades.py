@@ -29,17 +29,21 @@ _LONG = 8
 
 @dataclass(slots=True)
 class Cascades:
-    """``make``: a drafter by name and options; ``add``: one by name and the arguments of its class, with a source of its own."""
+    """``make``: a drafter by name and options; ``add``: one by name and the arguments of its class, with its own source."""
 
     target: Target
     make: Callable[[str, Mapping[str, Any]], Drafter]
     add: Callable[[str, Mapping[str, Any]], Drafter]
+    heads: tuple[str, ...] = ()
+    """Trained heads that are asked where nothing else is said."""
     _shared: dict[str, tuple[Mapping[str, Any], Drafter]] = field(default_factory=dict)
 
     def one(self, spec: Spec) -> tuple[Drafter, int]:
         """The drafter, and the draft length that suits it."""
         if spec.name == "horizontal":
             return self._horizontal(spec)
+        if spec.name == "dytc":
+            return self._dynamic(spec)
         if spec.name == "two_exit":
             _known(spec, list(EXITS))
             defaults = {"confidence": 0.6, "inner_k": 3}
@@ -96,6 +100,23 @@ class Cascades:
             )
         parts = [self._part(name, options_of(spec, name)) for name in names]
         return self.add("horizontal", {"parts": parts, "lengths": lengths}), sum(lengths)
+
+    def _dynamic(self, spec: Spec) -> tuple[Drafter, int]:
+        names = named(spec) if "of" in spec.options else [*self.heads, *named(spec)]
+        simple = [name for name in DRAFTERS if name not in UNMERGED]
+        _names(spec, names, [*simple, "cascade", "two_exit"])
+        if not names or names[-1] not in simple:
+            raise BadRequest("dytc: its last part is a cheap drafter, asked where no other is worth it; write of=hydra/suffix")
+        _known(spec, names)
+        own = {key: value for key, value in _own(spec).items() if key != "of"}
+        if "top" in own:  # the spec's width is that of the plan
+            own["width"] = own.pop("top")
+        for key in ("alphas", "costs"):
+            if key in own:
+                own[key] = _fractions(spec, key, own[key])
+        *parts, bottom = [self._part(name, options_of(spec, name)) for name in names]
+        given = {"parts": parts, "bottom": bottom, "paths": self.target.model.traits.paths, **own}
+        return self.add("dytc", given), _LONG
 
     def _part(self, name: str, options: Mapping[str, Any]) -> Drafter:
         """The drafter of this name, made once."""
@@ -209,10 +230,18 @@ def _each(spec: Spec, key: str, given: Any, levels: int) -> list[int | None]:
     return [*found] * (levels if len(found) == 1 else 1)
 
 
+def _fractions(spec: Spec, key: str, given: Any) -> list[float]:
+    """Numbers joined by ``/``."""
+    try:
+        return [float(part) for part in (given.split("/") if isinstance(given, str) else [given])]
+    except (TypeError, ValueError):
+        raise BadRequest(f"{spec.name}: {key}={given!r} is not allowed; give numbers, as in {key}=0.5/0.3") from None
+
+
 def _numbers(spec: Spec, key: str, given: Any) -> list[int]:
     """Whole numbers from 1 up, joined by ``/``."""
     parts = given.split("/") if isinstance(given, str) else [given]
-    found = [int(part) if isinstance(part, str) and part.strip().isdecimal() else part for part in parts]
+    found: list[Any] = [int(part) if isinstance(part, str) and part.strip().isdecimal() else part for part in parts]
     for number in found:
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise BadRequest(f"{spec.name}: {key}={given!r} is not allowed; give whole numbers from 1 up, as in {key}=4/3")

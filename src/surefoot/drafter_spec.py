@@ -12,7 +12,7 @@ from .errors import BadRequest
 ALONE = ("auto", "none")
 TREES = (
     *("suffix", "recycle", "retrieval", "lookahead", "model", "quantized", "layer_skip", "ngram", "hybrid", "auto"),
-    *("medusa", "hydra", "eagle", "eagle3", "early_exit", "early_exit_deep", "distilled"),
+    *("medusa", "hydra", "eagle", "eagle3", "early_exit", "early_exit_deep", "distilled", "dytc"),
 )
 """Drafters that branch."""
 

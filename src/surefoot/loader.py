@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from .drafter_spec import Spec, choose, length, parse, shape
 from .errors import BadRequest
-from .making import Made, Maker
+from .making import INFORMED, Made, Maker
 from .models import DEFAULT, Progress, fetch, resolve
 from .registry import DRAFTERS, MERGED, leaves, parts
 from .steering import CONTROLLERS, SHAPED, SINGLE, steer
@@ -69,12 +69,8 @@ def needs(drafters: Iterable[str], model: str | os.PathLike[str] = DEFAULT, prog
 
 def _heads(specs: Sequence[Spec], model: str | os.PathLike[str], progress: Progress | None) -> list[Head]:
     """The trained heads that these specs name, which say how the target has to be loaded."""
-    found = []
-    for spec in specs:
-        for leaf in leaves(spec):
-            if leaf.name in LANES:
-                found.append(find(leaf.name, leaf.options, fetch(resolve(model), progress), progress))
-    return found
+    named = [leaf for spec in specs for leaf in leaves(spec) if leaf.name in LANES]
+    return [find(leaf.name, leaf.options, fetch(resolve(model), progress), progress) for leaf in named]
 
 
 def assemble(
@@ -124,8 +120,8 @@ def _parse(
         raise BadRequest(f"unknown controller {controller!r}; {choose(controller, ['auto', *CONTROLLERS])}")
     if controller in SINGLE and len(specs) > 1:
         raise BadRequest(f"controller {controller!r} takes one drafter, not {drafter!r}; name one, or use controller 'auto'")
-    if controller == "marginal" and [spec.name for spec in specs] not in (["auto"], ["hybrid"]):
-        raise BadRequest(f"controller 'marginal' needs a drafter that estimates its reach (hybrid), not {drafter!r}")
+    if controller == "marginal" and (len(specs) != 1 or specs[0].name not in INFORMED):
+        raise BadRequest(f"controller 'marginal' needs a drafter that estimates its reach (hybrid, dytc), not {drafter!r}")
     off = [spec for spec in specs if spec.name == "none"]
     if (drafter is None or off) and (most or any(spec.options for spec in off) or controller != "auto"):
         raise BadRequest("drafter 'none' is plain decoding; leave out its options, the draft length and the controller")

@@ -27,6 +27,10 @@ GIVEN = (
 """Arguments of drafters that the target decides; they are no options."""
 
 
+INFORMED = ("auto", "hybrid", "dytc")
+"""Drafters that estimate their reach, and let a controller cut by it."""
+
+
 @dataclass(slots=True)
 class Made:
     """Drafters of an engine; ``chosen``: those that the controller picks from; ``informed``: whether it estimates its reach.
@@ -51,7 +55,7 @@ class Maker:
     def all(self, specs: Sequence[Spec]) -> Made:
         """The drafters that these specs name."""
         chosen = [self._one(spec).name for spec in specs]
-        informed = len(specs) == 1 and specs[0].name in ("auto", "hybrid")
+        informed = len(specs) == 1 and specs[0].name in INFORMED
         return Made(self._made, chosen, informed, self._length)
 
     def _one(self, spec: Spec) -> Drafter:
@@ -61,7 +65,7 @@ class Maker:
         if spec.name == "hybrid":
             return self._hybrid({key: value for key, value in spec.options.items() if key != "of"}, named(spec))
         if spec.name in CASCADES:
-            made, self._length = Cascades(self._target, self._named, self._add).one(spec)
+            made, self._length = Cascades(self._target, self._named, self._add, heads_of(self._target)).one(spec)
             return made
         return self._named(spec.name, spec.options)
 

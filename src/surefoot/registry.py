@@ -22,20 +22,27 @@ DRAFTERS = {
     "cascade": "surefoot.drafters.cascade:CascadeDrafter",
     "horizontal": "surefoot.drafters.horizontal:HorizontalDrafter",
     "two_exit": "surefoot.drafters.cascade:CascadeDrafter",
+    "dytc": "surefoot.drafters.dytc:DytcDrafter",
     "script": "surefoot.drafters.script:ScriptDrafter",
     "grammar": "surefoot.drafters.grammar:GrammarDrafter",
 }
 WHOLE = ("model", "layer_skip", "quantized", "ngram")
 """Drafters that hybrid asks for whole drafts."""
-CASCADES = ("cascade", "horizontal", "two_exit")
+CASCADES = ("cascade", "horizontal", "two_exit", "dytc")
 """Drafters that ask others behind what was drafted."""
 UNMERGED = ("hybrid", "grammar", "script", *CASCADES)
 MERGED = "suffix/lookahead"
 """What hybrid merges unless told otherwise; ``auto`` adds the trained heads that come with the package for the model."""
+_USUAL = {"hybrid": MERGED, "dytc": "suffix"}
+"""What is made where a spec does not say ``of``; ``dytc`` adds trained heads as ``auto`` does."""
 OWN = {
     "hybrid": ("of", "ask"),
     "cascade": ("of", "steps", "inner_k", "inner", "confidence"),
     "horizontal": ("of", "lengths"),
+    "dytc": (
+        *("of", "top", "k_max", "decay", "window", "warm_up", "t_min", "alphas", "costs"),
+        *("tree", "siblings", "dynamic", "estimates", "stop"),
+    ),
     "two_exit": ("shallow", "deep", "shallow_layer", "deep_layer", "steps", "inner_k", "inner", "confidence"),
 }
 """Options of drafters that are made of others, beside those of their parts."""
@@ -49,7 +56,7 @@ def named(spec: Spec) -> list[str]:
         return [spec.name]
     if spec.name == "two_exit":
         return list(EXITS.values())
-    of = str(spec.options.get("of", MERGED if spec.name == "hybrid" else ""))
+    of = str(spec.options.get("of", _USUAL.get(spec.name, "")))
     return [name.strip() for name in of.split("/") if name.strip()]
 
 

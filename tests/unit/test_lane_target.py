@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from toys import Custom, random_trees
+from toys_exit import LAYER, exit_head, exit_target
 from toys_heads import TableLane
 
 from surefoot.backends.table import TableModel
@@ -16,6 +17,7 @@ from surefoot.core.params import SamplingParams
 from surefoot.core.protocols import Follows, Need, Plan, TargetModel
 from surefoot.core.shadow import shadow
 from surefoot.core.tree import DraftTree, Forest
+from surefoot.drafters.early_exit import ExitLane
 from surefoot.drafters.head import HeadDrafter
 from surefoot.drafters.lane_target import LaneTarget
 from surefoot.drafters.ngram import NgramDrafter
@@ -194,10 +196,11 @@ def test_partial_commits_and_forks():
     with pytest.raises(BackendError, match="goes back to 3"):
         target.fork(slot, 2)
     target.close([slot, whole, part])
-    assert target.paths._rounds, "one of the row's slots is still open"
-    target.close([root, slot])
-    assert not target.paths._rounds
-    outer.close()
+    assert torch.equal(score(target, root, t[-1], 4), torch.stack([law(), law(4)])), "read before, by others"
+    outer.abort(row)
+    _, [_, other] = begun([1, 2, 3], [5], temperature=0.0)
+    target.follow(root, other)
+    assert [own.row for own in target.paths._rounds.values()] == [other], "what was read of rows that ended is dropped"
 
 
 def test_padding_is_not_read():
@@ -269,6 +272,24 @@ def test_a_drafter_and_a_target_on_one_lane_share_what_was_read():
     [tree] = drafter.propose([row], [Plan("h", 4, 1, 4)])
     assert tree.tokens[1:].tolist() == want
     assert sum(lane.steps) == 4
+
+
+def test_a_draft_is_reviewed_in_one_reading():
+    target = exit_target(V)
+    lane = ExitLane(exit_head(target, "kangaroo", layer=LAYER), target)
+    outer = Engine(target, [HeadDrafter(lane, V, name="h", source=1)], FixedController("h", 0))
+    row = outer.add([1, 2, 3], SamplingParams(max_tokens=9, temperature=0.0))
+    outer.step()
+    reviewer = LaneTarget(lane, V)
+    [slot] = reviewer.open(1)
+    assert reviewer.follow(slot, row)
+    t = row.tokens[-1]
+    score(reviewer, slot, t, 4, 5, 6)
+    assert target.ran == [[(t, 4, 5, 6)]]
+    reviewer.commit([slot], [[0, 1]])
+    score(reviewer, slot, 5, 8)
+    assert target.ran[1:] == [[(t, 4, 5, 8)]]
+    outer.close()
 
 
 def test_refusals():

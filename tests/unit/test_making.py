@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from toys import ToyCodec, counter, run
 
-from surefoot import loader, making
+from surefoot import loader, making, registry
 from surefoot.backends.table import TableModel
 from surefoot.control.breaker import Breaker
 from surefoot.control.goodput import GoodputController
@@ -184,10 +184,10 @@ def test_a_name_used_twice_in_an_engine_is_refused() -> None:
 
 
 def test_the_parts_of_a_spec() -> None:
-    assert making.parts(Spec("suffix", {"of": "x"})) == ["suffix"]
-    assert making.parts(Spec("hybrid", {})) == DEFAULT
-    assert making.parts(Spec("hybrid", {"of": " a /b//"})) == ["a", "b"]
-    assert making.parts(Spec("hybrid", {"of": 3})) == ["3"]
+    assert registry.parts(Spec("suffix", {"of": "x"})) == ["suffix"]
+    assert registry.parts(Spec("hybrid", {})) == DEFAULT
+    assert registry.parts(Spec("hybrid", {"of": " a /b//"})) == ["a", "b"]
+    assert registry.parts(Spec("hybrid", {"of": 3})) == ["3"]
 
 
 # ---- controllers

@@ -183,8 +183,8 @@ def test_a_folder_is_a_head_of_its_drafter_alone(heads: Path, name: str) -> None
     head = found(heads, name)
     assert (head.drafter, head.folder, head.depth, head.pickle) == (KINDS[name], heads / name, None, False)
     for other in trained.LANES:
-        if other != KINDS[name]:
-            more = {"layer": 3} if other == "early_exit" else {}
+        if trained.KINDS.get(other, other) != trained.KINDS.get(KINDS[name], KINDS[name]):
+            more = {"layer": 3} if other in trained.EXITS else {}
             with pytest.raises(BadRequest, match=rf"use drafter '{KINDS[name]}'|does not name its exit layer"):
                 trained.find(other, {"path": str(heads / name), **more}, Path("toy"))
 

@@ -58,7 +58,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[:K=V,…]",
         help="auto (default: hybrid, and what a grammar forces), none, hybrid, ngram, suffix, recycle, lookahead, retrieval, "
         "model, layer_skip, quantized, grammar, with trained heads medusa, hydra, eagle, eagle3, early_exit, early_exit_deep, "
-        "distilled, or made of others cascade, horizontal, two_exit; e.g. ngram:max_n=3,k=5, eagle:path=FOLDER, "
+        "distilled, or made of others cascade, horizontal, two_exit, dytc; e.g. ngram:max_n=3,k=5, eagle:path=FOLDER, "
         "cascade:of=quantized/suffix, or several: ngram+model",
     )
     group.add_argument(

@@ -13,7 +13,7 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from ..errors import BadRequest
 from .common import add_drafting, add_model, add_request, engine, prompt_for, request
@@ -21,6 +21,7 @@ from .config import Switch, track
 
 if TYPE_CHECKING:
     from ..core.completion import Completion
+    from ..core.engine import Engine
     from ..core.request import Piece
 
 
@@ -37,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stats", action="store_true", help="print speed and acceptance to standard error")
     group.add_argument("--json", action="store_true", help="print one JSON object")
     group.add_argument("--trace", metavar="FILE", help="write every pass as a line of JSON: candidates, their p, what stayed")
+    group.add_argument("--trace-picture", metavar="FILE", help="draw the drafts of every pass as an SVG, coloured by drafter")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,14 +53,16 @@ def run(args: argparse.Namespace) -> int:
         raise BadRequest("--logprobs are told in JSON; add --json, or leave --logprobs out")
     text = read(args)
     with contextlib.ExitStack() as stack:
-        trace = stack.enter_context(_writable(args.trace)) if args.trace else None
+        trace, picture = (stack.enter_context(_writable(f)) if f else None for f in (args.trace, args.trace_picture))
         with progress() as tell:
             running = engine(args, tell)
         prompt = prompt_for(running, text, args.system, args.raw)
         printer = None if args.json or args.stream is False else Printer(params.n)
-        done = answer(running, prompt, params, printer, trace=trace is not None)
+        done = answer(running, prompt, params, printer, trace=trace is not None or picture is not None)
         if trace is not None:
             _write_trace(trace, done.choices)
+        if picture is not None:
+            picture.write(_draw(running, done.choices))
     if args.json:
         print(json.dumps(values(done, running, args.model, args.seed), ensure_ascii=False))
     elif printer is None:
@@ -153,3 +157,10 @@ def _write_trace(file: TextIO, choices: Sequence[Completion]) -> None:
         which = {"answer": choice.index} if len(choices) > 1 else {}
         for step in choice.stats.trace or ():
             file.write(json.dumps({**which, **asdict(step)}) + "\n")
+
+
+def _draw(running: Engine, choices: Sequence[Completion]) -> str:
+    from ..plan.picture import draw
+
+    codec: Any = running.codec
+    return draw([choice.stats.trace or () for choice in choices], codec.token)

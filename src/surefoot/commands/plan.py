@@ -11,7 +11,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ..errors import BadRequest
-from . import plan_cascade
+from . import plan_cascade, plan_ssr
 
 if TYPE_CHECKING:
     from ..plan import Source
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="kind", metavar="cascade", required=False)
+    kinds = parser.add_subparsers(dest="kind", metavar="cascade|ssr", required=False)
     told = "the best schedule of cascades of several drafters; see 'surefoot plan cascade --help'"
     plan_cascade.add_arguments(kinds.add_parser("cascade", help=told, allow_abbrev=False))
+    told = "requests that draft their answer while they think; see 'surefoot plan ssr --help'"
+    plan_ssr.add_arguments(kinds.add_parser("ssr", help=told, allow_abbrev=False))
     group = parser.add_argument_group("how often drafts are accepted")
     group.add_argument(
         "--alpha", nargs="+", action="extend", type=_numbers, metavar="A", help="acceptance rate, one or several"
@@ -74,7 +76,7 @@ def _level(text: str) -> tuple[float, int, float]:
 
 def run(args: argparse.Namespace) -> int:
     if args.kind is not None:
-        return plan_cascade.run(args)
+        return (plan_ssr if args.kind == "ssr" else plan_cascade).run(args)
     from ..plan import plan, read_log
 
     if args.plot is not None:

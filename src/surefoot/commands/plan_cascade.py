@@ -80,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     words = list(getattr(args, "words", []))
     if "plan" in words and words[words.index("plan") + 1 :][:1] != ["cascade"]:
         raise BadRequest("options of 'plan cascade' stand behind the word cascade; move them there")
-    _check_curve(args)
+    check_curve(args, "curve")
     asked = _asked(args)
     if args.model is not None:
         plan_cascade(**asked)  # what is wrong is told before a model is loaded
@@ -112,12 +112,13 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
     return asked | {"reviews": [read_cost(path) for path in args.review_curve or ()]}
 
 
-def _check_curve(args: argparse.Namespace) -> None:
-    given = [name for name in ("curve", "model", "device") if getattr(args, name) is not None]
+def check_curve(args: argparse.Namespace, curve: str) -> None:
+    """Options about the cost of passes that do not go together; ``curve``: the one that names a file."""
+    given = [name for name in (curve, "model", "device") if getattr(args, name) is not None]
     if len(given) > 1:
         raise BadRequest(f"--{given[0]} and --{given[1]} both say what a pass costs; give one")
     if not given and args.context is not None:
-        raise BadRequest("--context belongs to a cost curve (--curve, --model or --device); leave it out")
+        raise BadRequest(f"--context belongs to a cost curve (--{curve}, --model or --device); leave it out")
     if args.context is not None and args.context < 0:
         raise BadRequest(f"--context {args.context} is not allowed; give 0 or more cached tokens")
     if args.model is None and (args.backend, args.precision) != ("auto", "auto"):

@@ -76,15 +76,37 @@ def lines(answers: Iterable[Answer], drafter: str) -> list[str]:
             entry[1] += counts.draft_tokens
             entry[2] += counts.accepted_tokens
     out += [f"  from {name:<9} {k} of {d} accepted ({n} drafts)" for name, (n, d, k) in by_source.items()]
+    out += _levels(stats)
     if drafter != "none":
         # that nothing was forced is no news where nothing constrains the answer
-        silent = [name for name in drafter.split("+") if name not in by_source and name != "grammar"]
+        quiet = (
+            "grammar",
+            "horizontal",
+            "dytc",
+            *(name for name in drafter.split("+") if name.startswith(("cascade", "two_exit"))),
+        )
+        silent = [name for name in drafter.split("+") if name not in by_source and name not in quiet]
         out += [f"  from {name:<9} drafted nothing" for name in silent]
         if not drafted:
             out.append("drafting did nothing here: no proposal was found, or by measured cost none would have paid")
         elif drafts < passes / 4:
             out.append("most passes drafted nothing: no proposal was found, or by measured cost none would have paid")
     return out
+
+
+def _levels(stats: Iterable[Stats]) -> list[str]:
+    """Of a cascade, level by level: what it reviewed of the level below."""
+    levels: dict[str, list[int]] = {}
+    for s in stats:
+        for name, level in s.levels.items():
+            entry = levels.setdefault(name, [0, 0, 0, 0])
+            for i, value in enumerate((level.proposed, level.passes, level.reviewed, level.accepted)):
+                entry[i] += value
+    return [
+        f"  level {name:<8} proposed {n}"
+        + (f", reviewed {reviewed} in {passes} passes and accepted {kept} ({accepted(reviewed, kept)})" if passes else "")
+        for name, (n, passes, reviewed, kept) in levels.items()
+    ]
 
 
 def guard(engine: Engine) -> list[str]:

@@ -1,6 +1,7 @@
 """``--speculative-config JSON``: vLLM's keys, as our own drafting options.
 
-Contract: what cannot be honoured is refused by name. The draft length is the most tokens a pass; ``--controller fixed`` drafts
+Contract: what cannot be honoured is refused by name. Methods that vLLM does not have (cascades) take their own options as keys,
+lists for what is joined by ``/`` in a specification. The draft length is the most tokens a pass; ``--controller fixed`` drafts
 always so many, as vLLM does.
 """
 
@@ -17,6 +18,8 @@ from .config import Store, claim
 
 OPTION = "--speculative-config"
 METHODS = ("ngram", "suffix", "draft_model")
+MADE_OF_OTHERS = ("cascade", "horizontal", "two_exit", "dytc")
+"""Our own methods."""
 KEYS = ("method", "num_speculative_tokens", "model", "prompt_lookup_max", "prompt_lookup_min")
 
 
@@ -46,6 +49,8 @@ def _object(text: Any) -> Mapping[str, Any]:
 
 def options(given: Mapping[str, Any]) -> dict[str, Any]:
     """vLLM's keys as ``drafter``, ``draft_model`` and ``num_speculative_tokens``."""
+    if given.get("method") in MADE_OF_OTHERS:
+        return _made_of_others(given)
     for key in given:
         if key not in KEYS:
             near = get_close_matches(key, KEYS, 1)
@@ -55,7 +60,7 @@ def options(given: Mapping[str, Any]) -> dict[str, Any]:
     method = given.get("method", "draft_model" if "model" in given else None)
     if method not in METHODS:
         said = "no method" if method is None else f"method {method!r} is not here"
-        raise BadRequest(f"{OPTION}: {said}; give one of {', '.join(METHODS)}")
+        raise BadRequest(f"{OPTION}: {said}; give one of {', '.join((*METHODS, *MADE_OF_OTHERS))}")
     owners = {"model": "draft_model", "prompt_lookup_max": "ngram", "prompt_lookup_min": "ngram"}
     for key, owner in owners.items():
         if key in given and method != owner:
@@ -68,6 +73,26 @@ def options(given: Mapping[str, Any]) -> dict[str, Any]:
     if "num_speculative_tokens" in numbers:
         found["num_speculative_tokens"] = numbers["num_speculative_tokens"]
     return found
+
+
+def _made_of_others(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The specification of a cascade; its options are checked where it is made."""
+    own = {key: value for key, value in given.items() if key not in ("method", "model", "num_speculative_tokens")}
+    words = [f"{key}={_word(key, value)}" for key, value in own.items()]
+    found = {"drafter": given["method"] + (":" + ",".join(words) if words else ""), "draft_model": given.get("model")}
+    if "num_speculative_tokens" in given:
+        found["num_speculative_tokens"] = _number("num_speculative_tokens", given["num_speculative_tokens"])
+    return found
+
+
+def _word(key: str, value: Any) -> str:
+    parts = value if isinstance(value, list) else [value]
+    if not parts or not all(isinstance(part, str | int | float) for part in parts):
+        raise BadRequest(f"{OPTION}: {key}={value!r} is not allowed; give a text, a number, true or false, or a list of those")
+    words = [str(part).lower() if isinstance(part, bool) else str(part) for part in parts]
+    if any(sign in word for word in words for sign in ",+"):
+        raise BadRequest(f"{OPTION}: {key}={value!r} holds a comma or a plus, which no option can; give another value")
+    return "/".join(words)
 
 
 def _drafter(method: str, numbers: Mapping[str, int]) -> str:

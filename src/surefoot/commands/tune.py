@@ -38,6 +38,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--drafters", default="all", metavar="NAME[,…]", help="all (default): ngram, suffix, auto, and model with -md"
     )
+    group.add_argument("--cascade", action="store_true", help="tune cascades, against the best single drafter")
+    group.add_argument(
+        "--middles",
+        metavar="NAME[,…]",
+        help="with --cascade, drafters that review (quantized, layer_skip, the model's trained heads, and model with -md)",
+    )
+    group.add_argument("--bottoms", metavar="NAME[,…]", help="with --cascade, drafters that draft for them (suffix,ngram)")
     group.add_argument("-md", "--draft-model", metavar="REF", help="draft model, for the drafter model")
     group.add_argument("--longest", type=int, default=12, metavar="K", help="longest draft that is considered (12)")
     group.add_argument("--quick", action="store_true", help="fewer prompts, shorter answers, two runs of each")
@@ -89,6 +96,7 @@ def _check(args: argparse.Namespace) -> str:
         raise BadRequest(f"the model is given twice ({args.reference} and {args.model}); give one")
     if args.longest < 1:
         raise BadRequest(f"--longest {args.longest} is not allowed; give a whole number from 1 up")
+    _check_cascade(args)
     for name in _names(args) or ():
         [kind, *more] = [spec.name for spec in parse(name, list(DRAFTERS))[0]]
         if more:
@@ -100,13 +108,38 @@ def _check(args: argparse.Namespace) -> str:
     return str(args.reference or args.model)
 
 
+def _check_cascade(args: argparse.Namespace) -> None:
+    from ..cascades import MIDDLES
+    from ..drafter_spec import choose, parse
+    from ..registry import DRAFTERS, UNMERGED
+
+    if not args.cascade:
+        if args.middles is not None or args.bottoms is not None:
+            raise BadRequest("--middles and --bottoms belong to --cascade; add it, or leave them out")
+        return
+    if args.drafters != "all":
+        raise BadRequest("--drafters names single drafters; with --cascade give --middles and --bottoms")
+    bottoms = [name for name in DRAFTERS if name not in (*UNMERGED, *MIDDLES)]
+    for flag, able in (("middles", list(MIDDLES)), ("bottoms", bottoms)):
+        for name in _listed(getattr(args, flag)) or ():
+            [kind, *more] = [spec.name for spec in parse(name, [*able, "none"])[0]]
+            if more or kind not in able:
+                raise BadRequest(f"--{flag}: {name!r} cannot be one; {choose(kind, able)}")
+            if kind == "model" and args.draft_model is None:
+                raise BadRequest("--middles model needs a draft model; give -md REF")
+
+
+def _listed(text: str | None) -> list[str] | None:
+    from .audit import _names as split
+
+    return None if text is None else split(text)
+
+
 def _names(args: argparse.Namespace) -> list[str] | None:
     """``None``: all that can run. Commas between a drafter's own options do not separate names."""
     if args.drafters == "all":
         return None
-    from .audit import _names as split
-
-    return split(args.drafters)
+    return _listed(args.drafters)
 
 
 def _prompts(args: argparse.Namespace) -> list[Item]:
@@ -138,7 +171,9 @@ def _target(args: argparse.Namespace, model: str, tell: Progress) -> tuple[Targe
     from .. import loader
     from .memory import available
 
-    named = [name for name in _names(args) or () if name.partition(":")[0] in loader.DRAFTERS]
+    named = [
+        name for name in (*(_names(args) or ()), *(_listed(args.middles) or ())) if name.partition(":")[0] in loader.DRAFTERS
+    ]
     needs = loader.needs(named, model, tell)
 
     def open_in(precision: str) -> Target:
@@ -163,21 +198,24 @@ def _tune(
     args: argparse.Namespace, target: Target, precision: str, items: list[Item], params: SamplingParams, tell: Progress
 ) -> Tuning:
     from .. import loader
-    from ..tune import tune
+    from ..tune import tune, tune_cascade
 
     draft = None
     if args.draft_model is not None:
         draft = loader.open_target(args.draft_model, args.backend, precision=precision, progress=tell)
-    return tune(
-        target,
-        [item.tokens(target.codec, args.raw, args.system) for item in items],
-        params,
-        drafters=_names(args),
-        draft=draft,
-        longest=args.longest,
-        repeats=2 if args.quick else 3,
-        most=2 if args.quick else 3,
-        tell=lambda label: tell(f"tune: {label}", 0, None),
+    prompts = [item.tokens(target.codec, args.raw, args.system) for item in items]
+    asked: dict[str, Any] = {
+        "draft": draft,
+        "longest": args.longest,
+        "repeats": 2 if args.quick else 3,
+        "most": 2 if args.quick else 3,
+        "tell": lambda label: tell(f"tune: {label}", 0, None),
+    }
+    if not args.cascade:
+        return tune(target, prompts, params, drafters=_names(args), **asked)
+    bottoms = _listed(args.bottoms)
+    return tune_cascade(
+        target, prompts, params, middles=_listed(args.middles), **({} if bottoms is None else {"bottoms": bottoms}), **asked
     )
 
 

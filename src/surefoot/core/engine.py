@@ -134,12 +134,15 @@ class Engine:
 
     def spawn(self, row: Row, extra: Sequence[int], params: SamplingParams, limit: int) -> Row | None:
         """A hidden row that goes on at once behind the running ``row`` and ``extra`` (:func:`~.shadow.hidden`); neither
-        :attr:`rows` nor :meth:`step` name it. None where there is no room now, or requests wait for it."""
+        :attr:`rows` nor :meth:`step` name it. None where there is no room now, or requests wait for it: those that come later
+        have it ended where it is in their way. Whoever made it may end it at any time, in ``observe`` by ``row.abort()``."""
         room = self.target.traits.max_context - (self.target.traits.min_width - 1) - len(row.tokens) - len(extra)
         if min(limit, room) < 1:
             return None
         ends = self.codec.eos_ids if self.codec is not None else ()
         made = hidden(row, self._next_id, extra, params, min(limit, room), ends)
+        if made.state is not None:
+            made.state.check(self.target.traits.vocab_size, self._known)
         self._next_id += 1
         return made if self._pool.spawn(made, row) else None
 
@@ -229,6 +232,9 @@ class Engine:
         """One pass over the running rows, or those of ``only``; returns the rows that emitted tokens."""
         start = self.clock()
         rows = self._pool.admit()
+        while (last := self._pool.yields()) is not None:
+            self.abort(last)
+            rows = self._pool.admit()
         if only is not None:
             rows = [row for row in rows if row in only]
         if not rows:
@@ -264,7 +270,7 @@ class Engine:
             part.row.stats.add_time(costs, prefill=part.prefill > 0)
             if outcome.trace is not None:
                 part.row.stats.add_trace(replace(outcome.trace, seconds=seconds))
-        self._retire([p.row for p in parts if p.row.done])
+        self._retire([row for row in self._pool.running if row.done])
         return [p.row for p, _ in done if not p.row.hidden]
 
     def _retire(self, rows: Sequence[Row]) -> None:

@@ -41,6 +41,11 @@ class _Seen:
         self.counts[at] += 1
         self._offset = None
 
+    def copy(self) -> _Seen:
+        other = _Seen(())
+        other.n, other.ids, other.counts, other.place = self.n, self.ids.copy(), self.counts.copy(), dict(self.place)
+        return other
+
     def count(self, token: int) -> float:
         """Occurrences in the output."""
         at = self.place.get(token)
@@ -94,3 +99,11 @@ class Penalties:
 
     def fork(self) -> Penalties:
         return Penalties((), *self._factors, _of=self)
+
+    def moved(self) -> Penalties:
+        """For another row, which goes on by itself: it does not see what this one says from here on."""
+        made = Penalties((), *self._factors)
+        made._seen = self._seen.copy()
+        for token in self._extra or ():
+            made._seen.add(token)
+        return made

@@ -76,7 +76,8 @@ class Pool:
 
     def spawn(self, row: Row, parent: Row) -> bool:
         """Start a row on the cache of a running one at once, if there is room and nobody waits for it."""
-        if self.waiting or len(self.running) >= self._max_rows or parent.slot is None or not self._room(_size(row)):
+        running = sum(not other.done for other in self.running)
+        if self.waiting or running >= self._max_rows or parent.slot is None or not self._room(_size(row)):
             return False
         try:
             row.slot = self.target.fork(parent.slot, min(parent.slot.length, len(row.tokens) - 1))
@@ -84,6 +85,12 @@ class Pool:
             return False
         self.running.append(row)
         return True
+
+    def yields(self) -> Row | None:
+        """A hidden row that is to end because a request waits for its room; None where there is none."""
+        if not self.waiting or self._too_early(self.waiting[0]):
+            return None
+        return next((row for row in reversed(self.running) if row.hidden), None)
 
     def succeed(self, old: Row, new: Row) -> None:
         """``new`` runs in place of ``old``, with its cache as far as their tokens agree."""
@@ -106,6 +113,9 @@ class Pool:
                 self.waiting.remove(row)
             if row in self.running:
                 self.running.remove(row)
+            if row.hidden and row.slot is not None:  # no prompt will ever begin like it
+                self.target.close([row.slot])
+                row.slot = None
             if row.slot is not None and row not in self._ended:
                 self._ended.append(row)
         while len(self._ended) > (self._kept_rows if self.reuse else 0):
@@ -124,7 +134,7 @@ class Pool:
 
     def _room(self, size: int) -> bool:
         capacity = self.target.traits.capacity
-        used = sum(_size(r) for r in self.running)
+        used = sum(_size(r) for r in self.running if not r.done)
         while self._ended and used + sum(r.cached + _SLACK for r in self._ended) + size > capacity:
             self._drop()
         return used + size <= capacity

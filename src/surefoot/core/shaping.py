@@ -92,7 +92,7 @@ class State:
 
     def moved(self, tokens: Sequence[int], extra: int) -> State:
         """A state of another row, whose own list ``tokens`` begins with this one's tokens and goes on with ``extra`` more."""
-        made = State([part.fork() for part in self._parts], tokens)
+        made = State([getattr(part, "moved", part.fork)() for part in self._parts], tokens)
         for token in tokens[len(tokens) - extra :]:
             made.advance(token)
         return made

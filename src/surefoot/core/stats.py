@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Protocol
-from typing import Protocol
 
 from .protocols import Costs
 
@@ -27,8 +26,8 @@ class SourceStats:
 class LevelStats:
     """Counts of one level of a cascade: a model that reviews what the level below drafts, or the drafter at the bottom.
 
-    ``passes`` over the request's tokens; tokens of the level below that it ``reviewed``, and of these ``accepted``; tokens that it
-    ``proposed`` to the level above. All of a round counts, whether or not the target kept it.
+    ``passes`` over the request's tokens; tokens of the level below that it ``reviewed``, and of these ``accepted``; tokens that
+    it ``proposed`` to the level above. All of a round counts, whether or not the target kept it.
     """
 
     passes: int = 0

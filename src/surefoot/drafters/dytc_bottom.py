@@ -7,7 +7,7 @@ its chain a token stands.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from ..core.protocols import Drafter, Plan
 from ..core.shadow import shadow
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..core.request import Row
 
 _LEVELS = (0.4, 0.55, 0.65, 0.75, 0.8, 0.8)
-
-
 
 
 def lowest(drafter: Drafter) -> Source:

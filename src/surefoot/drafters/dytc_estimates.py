@@ -31,7 +31,7 @@ _TRUST = 10.0
 """Verified tokens that the trust in a drafter's own probabilities counts for at first."""
 _FADE = 0.9
 _COLD = 2.0
-"""A call takes at most so many times what is known; one that is dearer met a cold machine, or a new truth that the next tell."""
+"""A call counts as at most so many times what is known: one that is dearer met a cold machine, or the next tell it too."""
 _FIXED = 0.3
 """Share of its first measured call that a drafter is believed to take whatever the draft's length."""
 _BESIDE = 0.5
@@ -177,7 +177,7 @@ class Pace:
 class Account:
     """Seconds that exploring may take: ``share`` of all, and ``credit`` passes to begin with."""
 
-    share: float = 0.01
+    share: float = 0.005
     credit: float = 4.0
     spent: float = 0.0
     total: float = 0.0
@@ -202,6 +202,11 @@ class Part:
     learns: bool = True
     _read: dict[int, int] = field(default_factory=dict)
     _owed: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def settled(self) -> bool:
+        """Whether enough is known of it for asking it to be no exploring."""
+        return not self.learns or (self.cost.known and self.rate.seen >= min(_BELIEF, self.rate.warm_up))
 
     def passes(self, k: int, w: int, unit: float) -> float:
         """Of the target, that a call lasts."""

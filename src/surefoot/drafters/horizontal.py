@@ -1,11 +1,11 @@
 """Horizontal cascade: one drafter drafts the first tokens, others go on behind them (arXiv 2312.11462).
 
 A drafted token counts only if all before it are accepted, so the early ones are worth a dear drafter, the later ones a cheap
-one. Part i drafts at most ``lengths[i]`` tokens behind those that the parts before it drafted, as a shadow of the row; where one
-drafts fewer, the next goes on from there. Drafts are chains.
+one. Part i drafts at most ``lengths[i]`` tokens behind those that the parts before it drafted, as a shadow of the row; where
+one drafts fewer, the next goes on from there. Drafts are chains.
 
-Where any part drew its tokens from a law that it reports, the others' tokens are points: each is drawn from the law that gives it
-1. Stops that a controller asks for count from the draft's first token, and end the whole draft.
+Where any part drew its tokens from a law that it reports, the others' tokens are points: each is reported as drawn from the law
+that gives it 1. Stops that a controller asks for count from the draft's first token, and end the whole draft.
 """
 
 from __future__ import annotations
@@ -97,9 +97,7 @@ class HorizontalDrafter:
 
     needs = Need()
 
-    def __init__(
-        self, parts: Sequence[Drafter], lengths: Sequence[int], *, name: str = "horizontal", source: int = 12
-    ) -> None:
+    def __init__(self, parts: Sequence[Drafter], lengths: Sequence[int], *, name: str = "horizontal", source: int = 12) -> None:
         if not parts or len(parts) != len(lengths):
             raise BadRequest(
                 f"{name}: {len(lengths)} lengths for {len(parts)} drafters; give one length for each, as in lengths=2/6"

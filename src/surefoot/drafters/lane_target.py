@@ -58,7 +58,6 @@ class LaneTarget:
         self.paths = paths if paths is not None else Paths(lane)
         self._ids, self._depth = lane.draft_ids, lane.depth
         self._known = vocab_size if known is None else min(known, vocab_size)
-        self._slots: set[LaneSlot] = set()
         self.traits = Traits(
             name=name,
             vocab_size=vocab_size,
@@ -80,7 +79,7 @@ class LaneTarget:
         return self._depth
 
     def open(self, n: int) -> list[Slot]:
-        return [self._made(LaneSlot()) for _ in range(n)]
+        return [LaneSlot() for _ in range(n)]
 
     def follow(self, slot: Slot, row: Row) -> bool:
         """As :meth:`surefoot.core.protocols.Follows.follow`; also False where the lane cannot look that far."""
@@ -93,11 +92,11 @@ class LaneTarget:
     def fork(self, slot: Slot, length: int | None = None) -> Slot:
         own = _own(slot)
         if length == 0:
-            return self._made(LaneSlot())
+            return LaneSlot()
         kept = len(own.read) if length is None else length - own.count + 1
         if not 0 <= kept <= len(own.read):
             raise BackendError(f"cannot fork {length} tokens: a lane goes back to {own.count - 1}; follow the row instead")
-        return self._made(LaneSlot(own.row, own.count, own.read[:kept]))
+        return LaneSlot(own.row, own.count, own.read[:kept])
 
     def score(self, slots: Sequence[Slot], forest: Forest, need: Need) -> Scores:
         """What the lane says behind each token; padding is not read."""
@@ -130,18 +129,11 @@ class LaneTarget:
 
     def close(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
-            if isinstance(slot, LaneSlot) and slot in self._slots:
-                self._slots.remove(slot)
-                if slot.row is not None and all(other.row is not slot.row for other in self._slots):
-                    self.paths.forget([slot.row])
+            if isinstance(slot, LaneSlot):
                 slot.open, slot.row = False, None
 
     def probe(self) -> InvarianceReport:
         return InvarianceReport(True, 1, False, {})
-
-    def _made(self, slot: LaneSlot) -> LaneSlot:
-        self._slots.add(slot)
-        return slot
 
 
 def _own(slot: Slot) -> LaneSlot:

@@ -44,6 +44,10 @@ class _Round:
         self.states: dict[Path, Any] = {(): root}
         self.logits: dict[Path, Tensor] = {}
 
+    @property
+    def over(self) -> bool:
+        return self.row.done or self.count != len(self.row.tokens)
+
     def read(self, path: Path) -> int:
         """How much of the path was read."""
         for n in range(len(path), 0, -1):
@@ -81,22 +85,27 @@ class Paths:
                 return [own.logits[path] for own, path in zip(rounds, paths, strict=True)]
             work = list(jobs.values())
             states = [own.states[path[:n]] for own, path, n in work]
+            if all(len(path) == n + 1 for _, path, n in work):
+                one, heard = self.lane.step(states, [path[-1] for _, path, _ in work])
+                for (own, path, _), state, line in zip(work, one, heard, strict=True):
+                    own.states[path], own.logits[path] = state, line
+                continue
             after, logits = read(self.lane, states, [path[n:] for _, path, n in work])
             for (own, path, n), found, lines in zip(work, after, logits, strict=True):
                 for end, (state, line) in enumerate(zip(found, lines, strict=True), n + 1):
                     own.states[path[:end]], own.logits[path[:end]] = state, line
 
     def forget(self, rows: Sequence[Row]) -> None:
-        """The rows go on, or end."""
+        """The rows go on, or end. Where nobody says so, it shows when another round begins."""
         for row in rows:
             self._rounds.pop(row.id, None)
 
     def _round(self, row: Row) -> _Round | None:
         base = row.base
         own = self._rounds.get(base.id)
-        if own is not None and own.row is base and own.count == len(base.tokens):
+        if own is not None and own.row is base and not own.over:
             return own
-        self._rounds.pop(base.id, None)
+        self._rounds = {id: other for id, other in self._rounds.items() if id != base.id and not other.over}
         root = self.lane.root(base)
         if root is None:
             return None

@@ -176,9 +176,12 @@ class SuffixDrafter:
     def _tail(self, row: Row) -> list[int]:
         return row.tokens[-max(LONGEST, self._depth) :]
 
-    def _chain(self, stores: Sequence[ContextStore], tail: list[int], drafted: list[int], limit: int, floor: float) -> Guess:
+    def _chain(
+        self, stores: Sequence[ContextStore], tail: list[int], drafted: Sequence[int], limit: int, floor: float
+    ) -> Guess:
         """``drafted``: tokens at the end of ``tail`` that no store has."""
         tokens: list[int] = []
+        behind = [*drafted]
         reaches: list[float] = []
         reach, place, length, own = 1.0, -1, 0, len(stores) - 1
         rank = own
@@ -189,7 +192,7 @@ class SuffixDrafter:
                 if over < 0:
                     token = stores[rank].at(place)
                 elif rank == own:
-                    token = (drafted + tokens)[over]
+                    token = behind[over]
                 chance = _chance(length)
             if token == BREAK:
                 found = contexts(stores, tail + tokens, self._least)
@@ -203,6 +206,7 @@ class SuffixDrafter:
             if reach < floor:
                 break
             tokens.append(token)
+            behind.append(token)
             reaches.append(reach)
             if place >= 0:
                 place += 1

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from .text import aligned
 
 if TYPE_CHECKING:
+    from ..theory.arrivals import Rate
     from ..theory.schedule import Schedule
     from .cascades import BreakEven, CascadePlan
 
@@ -28,9 +29,16 @@ def _set(plan: CascadePlan) -> list[str]:
     judges = [i for i in range(len(own.alphas)) if any(pair[0] == i for pair in own.inner)]
     cells = [["drafter", "c", "α of the target", *(f"α of {plan.names[i]}" for i in judges)]]
     for j, (name, alpha, c) in enumerate(zip(plan.names, own.alphas, own.costs, strict=True)):
-        rates = [f"{own.inner[i, j]:.3f}" if (i, j) in own.inner else "-" for i in judges]
-        cells.append([name, f"{c:.4g}", f"{alpha:.3f}", *rates])
+        rates = [_rate(own.inner[i, j]) if (i, j) in own.inner else "-" for i in judges]
+        cells.append([name, f"{c:.4g}", _rate(alpha), *rates])
     return aligned(cells)
+
+
+def _rate(alpha: Rate) -> str:
+    """Where it depends on the depth, that of the first and of the last known one."""
+    if not isinstance(alpha, tuple):
+        return f"{alpha:.3f}"
+    return f"{alpha[0]:.3f}" if len(set(alpha)) == 1 else f"{alpha[0]:.2f}…{alpha[-1]:.2f}"
 
 
 def _grid(plan: CascadePlan) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import BadRequest, SurefootError
 from ..theory import schedule
+from ..theory.arrivals import Rate
 from ..theory.checks import not_negative, probability, whole
 from ..theory.schedule import LONGEST, Drafters, Schedule
 from .costs import Cost, Source, settle
@@ -64,9 +65,10 @@ class CascadePlan:
             "method": "cascade",
             "longest": self.longest,
             "drafters": [
-                {"name": name, "alpha": alpha, "c": c} for name, alpha, c in zip(self.names, own.alphas, own.costs, strict=True)
+                {"name": name, "alpha": _listed(alpha), "c": c}
+                for name, alpha, c in zip(self.names, own.alphas, own.costs, strict=True)
             ],
-            "inner": [{"reviewer": i + 1, "drafter": j + 1, "alpha": a} for (i, j), a in sorted(own.inner.items())],
+            "inner": [{"reviewer": i + 1, "drafter": j + 1, "alpha": _listed(a)} for (i, j), a in sorted(own.inner.items())],
             "cost": None if self.cost is None else self.cost.to_dict(),
             "schedules": [_entry(s) for s in self.schedules],
             "singles": [_entry(s) for s in self.singles],
@@ -85,6 +87,10 @@ class CascadePlan:
         return table(self)
 
 
+def _listed(alpha: Rate) -> float | list[float]:
+    return list(alpha) if isinstance(alpha, tuple) else alpha
+
+
 def _entry(found: Schedule) -> dict[str, Any]:
     members = [i + 1 for i in found.members]
     figures = {"tokens": found.tokens, "cost": found.cost, "speedup": found.ewif}
@@ -92,9 +98,9 @@ def _entry(found: Schedule) -> dict[str, Any]:
 
 
 def plan_cascade(
-    alphas: Sequence[float],
+    alphas: Sequence[Rate],
     costs: Sequence[float],
-    inner: Mapping[tuple[int, int], float] | Sequence[float] = (),
+    inner: Mapping[tuple[int, int], Rate] | Sequence[float] = (),
     *,
     steps: Sequence[int] | None = None,
     lengths: Sequence[int] | None = None,
@@ -107,7 +113,7 @@ def plan_cascade(
 ) -> CascadePlan:
     """Plan cascades of drafters, the heaviest first.
 
-    alphas           how often the target accepts the tokens of each
+    alphas           how often the target accepts the tokens of each: a rate, or the chance at depth 1, 2, …
     costs            one pass of each over a target pass; of one that makes no passes, one drafted token
     inner            how often a drafter accepts a lighter one's tokens: by pair, counted from 0, or a list: of neighbours, or
                      of all pairs in the order 1-2, 1-3, …, 2-3, …
@@ -173,17 +179,17 @@ def _plan(
 
 
 def _drafters(
-    alphas: Sequence[float], costs: Sequence[float], inner: Mapping[tuple[int, int], float] | Sequence[float]
+    alphas: Sequence[Rate], costs: Sequence[float], inner: Mapping[tuple[int, int], Rate] | Sequence[float]
 ) -> Drafters:
     n = len(alphas)
     if n < 2:
         raise BadRequest(f"a cascade has two drafters or more, and --alpha has {n}; give A1,A2,… (the heaviest first)")
     if len(costs) != n:
         raise BadRequest(f"--alpha has {n} drafters and --cost {len(costs)}; give one cost for each, over a target pass")
-    a = tuple(float(x) for x in probability("--alpha", list(alphas)))
+    a = tuple(_rate("--alpha", x) for x in alphas)
     c = tuple(float(x) for x in not_negative("--cost", list(costs)))
     if isinstance(inner, Mapping):
-        return Drafters(a, c, {pair: float(probability("an inner alpha", x)) for pair, x in inner.items()})
+        return Drafters(a, c, {pair: _rate("an inner alpha", x) for pair, x in inner.items()})
     rates = [float(x) for x in probability("--inner-alpha", list(inner))]
     near = [(i, i + 1) for i in range(n - 1)]
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
@@ -193,6 +199,11 @@ def _drafters(
             + (f", or {len(pairs)}, of each for all lighter ones" if len(pairs) > len(near) else "")
         )
     return Drafters(a, c, dict(zip(near if len(rates) == len(near) else pairs, rates, strict=True)) if rates else {})
+
+
+def _rate(name: str, alpha: Rate) -> Rate:
+    found = probability(name, alpha)
+    return tuple(found.tolist()) if found.ndim else float(found)
 
 
 def _wanted(

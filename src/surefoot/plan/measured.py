@@ -29,9 +29,9 @@ def read_measured(path: str) -> dict[str, Any]:
         drafters = own["drafters"]
         names = [str(d["name"]) for d in drafters]
         found: dict[str, Any] = {
-            "alphas": [float(d["alpha"]) for d in drafters],
+            "alphas": [_rate(d["alpha"]) for d in drafters],
             "costs": [float(d["c"]) for d in drafters],
-            "inner": {(int(e["reviewer"]) - 1, int(e["drafter"]) - 1): float(e["alpha"]) for e in own["inner"]},
+            "inner": {(int(e["reviewer"]) - 1, int(e["drafter"]) - 1): _rate(e["alpha"]) for e in own["inner"]},
             "names": names,
         }
         seconds = [float(s) for s in own["seconds"]]
@@ -43,3 +43,7 @@ def read_measured(path: str) -> dict[str, Any]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadRequest(f"--measured {path} is not whole ({error!r}); make it again with tune --cascade --json") from None
     return found | {"cost": of_curve(seconds, path), "reviews": reviews}
+
+
+def _rate(value: Any) -> float | tuple[float, ...]:
+    return tuple(float(x) for x in value) if isinstance(value, list) else float(value)

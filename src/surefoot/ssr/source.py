@@ -7,6 +7,7 @@ decoding). Later forks (the iterative variant) have the earlier drafts for refer
 
 The source only names tokens, which ``hybrid`` merges with those of the others, and the one verifier decides: nothing that a
 fork says can change the answer. Forks are greedy, whatever the request is: of all points the likeliest is accepted most often.
+They end with the thought, and give way to requests that wait.
 """
 
 from __future__ import annotations
@@ -20,25 +21,31 @@ from ..core.tree import DraftTree, Forest
 from ..core.words import Vocabulary
 from ..drafters.grow import grow
 from ..errors import BadRequest
-from .control import ForkControl
+from .control import ForkControl, Moment
 from .families import Family
-from .reference import LEVELS, SILENT, WEIGHTS, Reference, ReferenceWalk
-from .stats import SsrStats
+from .reference import LEVELS, SILENT, WEIGHTS, Reference, ReferenceWalk, latest
+from .stats import SsrStats, Stage
 from .thought import Thought
 
 if TYPE_CHECKING:
     from ..core.engine import Engine
     from ..core.request import Row
 
+_NEVER = 1 << 62
+_AGAIN = 16
+"""Tokens of thought until the next try where there was no room for a fork."""
+
 
 @dataclass(slots=True)
 class _Fork:
-    """``parent``: id of the request. ``read``: tokens of ``row`` that the reference holds."""
+    """``read``: tokens of ``row`` that the reference holds. ``asked``: it was worth its cost when ``crowd`` rows shared it."""
 
     row: Row
-    parent: int
+    parent: _Own
     reference: Reference
     read: int
+    asked: bool
+    crowd: int
 
 
 @dataclass(slots=True)
@@ -48,8 +55,10 @@ class _Own:
     thought: Thought
     references: list[Reference] = field(default_factory=list)
     walk: ReferenceWalk = SILENT
+    begun: int = 0
+    """Place of the answer that ``walk`` stands in; 0: it does not stand in one yet."""
     walked: int = 0
-    """Tokens of the row that ``walk`` stands behind; 0: it does not stand in an answer yet."""
+    """Tokens of the row that it stands behind."""
     fork: _Fork | None = None
     """The one that is under way."""
     next: int = -1
@@ -74,13 +83,19 @@ class SsrSource:
         *,
         source: int = 12,
     ) -> None:
-        if not force:
-            raise BadRequest(f"the text {family.force!r} that ends a thought has no token; give another one")
         self.family = family
         self.control = control
         self.source = source
         self._vocabulary = Vocabulary(pieces)
-        self._force = tuple(force)
+        text = self._vocabulary.text(force)
+        if family.end.encode() not in text:
+            raise BadRequest(
+                f"the text that ends a thought comes out as {text.decode(errors='replace')!r} in the model's tokens, "
+                f"without the end marker {family.end!r}; give another one"
+            )
+        marked = next(n for n in range(1, len(force) + 1) if family.end.encode() in self._vocabulary.text(force[:n]))
+        # options may allow nothing of what follows the marker, such as a grammar of the answer
+        self._forces = tuple(dict.fromkeys((tuple(force), tuple(force[:marked]))))
         self._engine: Engine | None = None
         self._rows: dict[int, _Own] = {}
         self._forks: dict[int, _Fork] = {}
@@ -104,55 +119,85 @@ class SsrSource:
         return walk
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
+        for row in rows:  # first of all, for their requests may end them now
+            if row.id in self._forks:
+                self._read(self._forks[row.id])
         for row, verdict in zip(rows, verdicts, strict=True):
+            if verdict is None or row.hidden:
+                continue
             own = self._rows.get(row.id)
             if own is None:
                 own = self._rows[row.id] = _Own(Thought(self.family, self._vocabulary))
-            fork = self._forks.get(row.id)
-            if fork is not None:
-                self._read(fork, row, own)
-            elif verdict is not None:
-                own.stats.time(row.stats, own.thought.inside, own.walk.intact)
-                self._count(own, row)
-                own.thought.read(row.tokens)
-                self._decide(own, row, len(rows))
+            own.stats.time(row.stats, self._stage(own, row))
+            self._count(own, row)
+            own.thought.read(row.tokens)
+            self._decide(own, row, len(rows) - (own.fork is not None and own.fork.row in rows))
 
     def forget(self, rows: Sequence[Row]) -> None:
         for row in rows:
             own = self._rows.pop(row.id, None)
             fork = self._forks.pop(row.id, None)
             if fork is not None:
-                parent = self._rows.get(fork.parent)
-                if parent is not None and parent.fork is fork:
-                    parent.fork = None
+                fork.parent.stats.draft_seconds += row.stats.prompt_seconds + row.stats.decode_seconds
+                if fork.parent.fork is fork:
+                    fork.parent.fork = None
             elif own is not None:
-                self._end(own)
-                own.stats.time(row.stats, own.thought.inside, own.walk.intact)
-                if own.thought.answer > row.n_prompt or own.thought.inside:
-                    row.stats.ssr = own.stats
-                if own.thought.answer > row.n_prompt and not own.thought.inside:
-                    answer = len(row.tokens) - own.thought.answer
-                    foreseen = own.stats.prefix_tokens + own.stats.suffix_tokens
-                    self.control.learn(own.thought.thought, answer, foreseen, bool(own.references))
+                if own.fork is not None and self._engine is not None:
+                    self._engine.abort(own.fork.row)
+                own.stats.time(row.stats, "thought")
+                self._learn(own, row)
+
+    def _learn(self, own: _Own, row: Row) -> None:
+        """The request has ended."""
+        thought = own.thought
+        if thought.answer <= row.n_prompt and not thought.inside:
+            return
+        row.stats.ssr = own.stats
+        if row.finish_reason in ("stop", "length"):
+            answer = 0 if thought.inside else len(row.tokens) - thought.answer
+            drafted = max((len(reference.tokens) for reference in own.references), default=0)
+            self.control.learn(thought.thought, answer, own.stats.prefix_tokens + own.stats.suffix_tokens, drafted)
 
     def _decide(self, own: _Own, row: Row, rows: int) -> None:
-        """Begin a fork where one is due, and end one that nobody waits for any more."""
-        thought, options = own.thought, self.control.options
-        if not thought.inside or row.done:
+        """Begin a fork where one is due, and end one that nobody waits for any more. ``rows``: of the pass, without its own."""
+        thought, options, fork = own.thought, self.control.options, own.fork
+        if row.done or not thought.inside:
             self._end(own)
             return
+        budget = row.params.thinking_budget
+        moment = Moment(thought.thought, row.remaining, len(row.tokens), rows, budget)
+        if fork is not None and fork.asked and rows > fork.crowd:
+            fork.crowd = rows
+            if not self.control.pays(moment):
+                self._end(own)
         if own.next < 0:
-            own.next = self.control.first(row.params.thinking_budget)
+            own.next = self.control.first(budget)
         if own.stats.drafts >= options.most or thought.thought < own.next:
             return
-        own.next = thought.thought + (options.interval or 0)
-        if self.control.worth(thought.thought, row.remaining, len(row.tokens), rows):
+        own.next = _NEVER if options.interval is None else thought.thought + options.interval
+        if self.control.worth(moment):
             self._end(own)
-            self._begin(own, row)
-        elif options.interval is None:
-            own.next = 1 << 62
+            self._begin(own, row, moment)
 
-    def _begin(self, own: _Own, row: Row) -> None:
+    def _begin(self, own: _Own, row: Row, moment: Moment) -> None:
+        if row.state is not None and row.state.forced(1):  # the thought is being ended just now
+            return
+        for force in self._forces:
+            thought = own.thought.ended(force)
+            if thought is None:
+                continue
+            try:
+                made = self._spawn(row, force)
+            except BadRequest:  # the request's options do not let its thought end like that
+                continue
+            if made is None:
+                own.next = min(own.next, moment.thought + _AGAIN)
+            else:
+                self._made(own, made, thought, moment)
+            return
+        own.next = _NEVER
+
+    def _spawn(self, row: Row, force: Sequence[int]) -> Row | None:
         assert self._engine is not None
         greedy = replace(
             row.params,
@@ -160,42 +205,35 @@ class SsrSource:
             seed=None,
             n=1,
             logprobs=None,
+            top_logprobs=None,
             echo=False,
             stop=(),
             verification="auto",
             max_tokens=None,
         )
-        most = min(self.control.options.draft_tokens, row.remaining)
-        try:
-            made = self._engine.spawn(row, self._force, greedy, most)
-        except BadRequest:  # the request's options do not let its thought end here
-            made = None
-        if made is None:
-            return
-        reference = Reference()
-        fork = own.fork = self._forks[made.id] = _Fork(made, row.id, reference, 0)
-        earlier = own.references[-self.control.options.drafts :]
-        own.references = [*earlier, reference][-self.control.options.drafts :]
-        inner = self._rows[made.id] = _Own(own.thought.copy(), earlier)
-        inner.thought.read(made.tokens)
-        fork.read = inner.thought.answer
-        self._read(fork, made, inner)
-        own.stats.drafts += 1
-        own.stats.budgets.append(own.thought.thought)
+        return self._engine.spawn(row, force, greedy, min(self.control.options.draft_tokens, row.remaining))
 
-    def _read(self, fork: _Fork, row: Row, own: _Own) -> None:
+    def _made(self, own: _Own, made: Row, thought: Thought, moment: Moment) -> None:
+        reference = Reference(made.tokens[thought.answer :])
+        worth = self.control.pays(moment)
+        own.fork = self._forks[made.id] = _Fork(made, own, reference, len(made.tokens), worth, moment.rows)
+        self._rows[made.id] = _Own(thought, list(own.references))
+        own.references = [*latest(own.references, self.control.options.drafts), reference]
+        own.stats.drafts += 1
+        own.stats.budgets.append(moment.thought)
+
+    def _read(self, fork: _Fork) -> None:
         """What the fork has written since."""
-        parent = self._rows.get(fork.parent)
-        fork.reference.extend(row.tokens[fork.read :])
-        if parent is not None and len(row.tokens) > max(fork.read, row.n_prompt):
-            parent.stats.draft_tokens += len(row.tokens) - max(fork.read, row.n_prompt)
-        fork.read = len(row.tokens)
-        own.thought.read(row.tokens)
+        new = fork.row.tokens[fork.read :]
+        fork.reference.extend(new)
+        fork.read += len(new)
+        fork.parent.stats.draft_tokens += len(new)
 
     def _end(self, own: _Own) -> None:
+        """The engine takes rows that are done out of its passes when this one is over."""
         fork, own.fork = own.fork, None
-        if fork is not None and self._engine is not None and not fork.row.done:
-            self._engine.abort(fork.row)
+        if fork is not None:
+            fork.row.abort()
 
     def _follow(self, own: _Own, row: Row) -> ReferenceWalk:
         """Up to the row's last token; silent where it is not answering."""
@@ -203,24 +241,31 @@ class SsrSource:
         thought.read(row.tokens)
         if not thought.answer or thought.inside:
             return SILENT
-        if not own.walked:
+        if own.begun != thought.answer:
             own.walk = ReferenceWalk.begin(own.references, self.control.options)
-            own.walked = thought.answer
+            own.begun = own.walked = thought.answer
         for token in row.tokens[own.walked :]:
             own.walk = own.walk.after(token)
         own.walked = len(row.tokens)
         return own.walk
 
+    def _stage(self, own: _Own, row: Row) -> Stage:
+        """In which the pass began that is over now."""
+        thought = own.thought
+        if thought.inside or thought.answer <= row.n_prompt:
+            return "thought"
+        agreed = own.walk.intact if own.begun == thought.answer else bool(own.references)
+        return "verify" if agreed else "continuation"
+
     def _count(self, own: _Own, row: Row) -> None:
         """Tokens of the last pass that drafts of the answer gave."""
-        if not own.walked:
+        if not own.begun:
             return
-        walk = own.walk
         for place in range(own.walked, len(row.tokens)):
             if row.sources[place - row.n_prompt] == self.source:
-                if walk.intact:
+                if own.walk.foretold(row.tokens[place]):
                     own.stats.prefix_tokens += 1
                 else:
                     own.stats.suffix_tokens += 1
-            walk = walk.after(row.tokens[place])
-        own.walk, own.walked = walk, len(row.tokens)
+            own.walk = own.walk.after(row.tokens[place])
+        own.walked = len(row.tokens)

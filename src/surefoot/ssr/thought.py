@@ -23,24 +23,22 @@ class Thought:
 
     def read(self, tokens: Sequence[int]) -> None:
         """Read ``tokens[known:]``."""
-        longest = max(len(self._start), len(self._end)) - 1
-        for place in range(self.known, len(tokens)):
-            text = self._tail + self._vocabulary.piece(tokens[place])
-            while (at := text.find(wanted := self._end if self.inside else self._start)) >= 0:
-                text = text[at + len(wanted) :]
-                self.inside = not self.inside
-                if self.inside:
-                    self.begin, self.answer = place + 1, 0
-                else:
-                    self.answer = place + 1
-            self._tail = text[max(0, len(text) - longest) :]
+        new = tokens[self.known :]
+        text = self._tail + self._vocabulary.text(new)
+        if (self._end if self.inside else self._start) in text:
+            self._look(new)
+        else:
+            self._leave(text)
         self.known = len(tokens)
 
-    def copy(self) -> Thought:
-        other = object.__new__(Thought)
+    def ended(self, tokens: Sequence[int]) -> Thought | None:
+        """Behind ``tokens`` that follow; None where the thought still goes on there."""
+        other: Thought = object.__new__(Thought)
         for name in self.__slots__:
             setattr(other, name, getattr(self, name))
-        return other
+        other._look(tokens)
+        other.known += len(tokens)
+        return None if other.inside else other
 
     @property
     def thought(self) -> int:
@@ -48,3 +46,19 @@ class Thought:
         if self.inside:
             return self.known - self.begin
         return max(0, self.answer - self.begin) if self.answer else 0
+
+    def _look(self, tokens: Sequence[int]) -> None:
+        for place, token in enumerate(tokens, self.known):
+            text = self._tail + self._vocabulary.piece(token)
+            while (at := text.find(wanted := self._end if self.inside else self._start)) >= 0:
+                text = text[at + len(wanted) :]
+                self.inside = not self.inside
+                if self.inside:
+                    self.begin, self.answer = place + 1, 0
+                else:
+                    self.answer = place + 1
+            self._leave(text)
+
+    def _leave(self, text: bytes) -> None:
+        longest = max(len(self._start), len(self._end)) - 1
+        self._tail = text[max(0, len(text) - longest) :]

@@ -6,6 +6,6 @@ Symbols: ``alpha`` acceptance rate, ``gamma`` draft length, ``c`` seconds of one
 
 from __future__ import annotations
 
-from . import acceptance, batch, cascade, gamma, roofline, simulate, speedup, tree_plan
+from . import acceptance, batch, cascade, foreseen, gamma, roofline, simulate, speedup, ssr, tree_plan
 
-__all__ = ["acceptance", "batch", "cascade", "gamma", "roofline", "simulate", "speedup", "tree_plan"]
+__all__ = ["acceptance", "batch", "cascade", "foreseen", "gamma", "roofline", "simulate", "speedup", "ssr", "tree_plan"]

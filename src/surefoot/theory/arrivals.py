@@ -20,13 +20,29 @@ from .checks import Array, Curve, curve, not_negative, probability, whole
 
 Cost = Curve | ArrayLike | None
 """Passes over 1, 2, … tokens, see :func:`surefoot.theory.checks.curve`; None: all cost the same."""
+Rate = float | tuple[float, ...]
+"""How often tokens are accepted: everywhere, or the chance at depth 1, 2, … once those above were; the last holds on."""
 
 
-def review_law(arriving: ArrayLike, alpha: float) -> Array:
-    """Law of the tokens of one review at rate ``alpha`` of what arrives: what is accepted, and the reviewer's own."""
-    law, a = probability("a law", arriving), float(probability("alpha", alpha))
+def chances(alpha: Rate, most: int) -> Array:
+    """a_1 … a_most."""
+    own = np.atleast_1d(probability("alpha", alpha))
+    if not len(own):
+        raise ValueError("alpha is empty; give one rate, or those of depth 1, 2, …")
+    return np.concatenate([own[:most], np.full(max(0, most - len(own)), own[-1])])
+
+
+def reach(alpha: Rate, most: int) -> Array:
+    """1, a_1, a_1 a_2, … [most+1]."""
+    return np.concatenate([[1.0], np.cumprod(chances(alpha, most))])
+
+
+def review_law(arriving: ArrayLike, alpha: Rate) -> Array:
+    """Law of the tokens of one review of what arrives: what is accepted, and the reviewer's own."""
+    law = probability("a law", arriving)
     left = np.append(law[::-1].cumsum()[::-1][1:], 0.0)  # P(N > j)
-    return np.concatenate([[0.0], a ** np.arange(len(law)) * (left * (1.0 - a) + law)])
+    stays = chances(alpha, len(law))
+    return np.concatenate([[0.0], reach(alpha, len(law) - 1) * (left * (1.0 - stays) + law)])
 
 
 def point(n: int) -> Array:
@@ -51,10 +67,10 @@ def draft_law(levels: Sequence[Level]) -> Array:
     return law
 
 
-def kept(law: ArrayLike, alpha: float) -> float:
-    """Expected tokens of a round, the target's own included: 1 + sum of alpha^j P(N >= j)."""
-    reached = np.cumsum(np.asarray(law, np.float64)[::-1])[::-1]
-    return float(np.dot(reached, float(probability("alpha", alpha)) ** np.arange(len(reached))))
+def kept(law: ArrayLike, alpha: Rate) -> float:
+    """Expected tokens of a round, the target's own included: 1 + sum of r_j P(N >= j), with the reach r_j (alpha^j)."""
+    drafted = np.cumsum(np.asarray(law, np.float64)[::-1])[::-1]
+    return float(np.dot(drafted, reach(alpha, len(drafted) - 1)))
 
 
 def pass_cost(law: ArrayLike, cost: Cost = None) -> float:

@@ -13,10 +13,8 @@ from itertools import combinations, pairwise
 import numpy as np
 
 from . import arrivals
-from .arrivals import Cost
-from .cascade import horizontal_tokens
+from .arrivals import Cost, Rate
 from .checks import Array, curve, not_negative, probability, whole
-from .gamma import tokens_at
 from .speedup import speedup_measured
 
 LONGEST = 48
@@ -31,15 +29,17 @@ class Drafters:
     it is known; ``reviews[i]``: what passes of drafter i over 1, 2, … tokens cost.
     """
 
-    alphas: tuple[float, ...]
+    alphas: tuple[Rate, ...]
     costs: tuple[float, ...]
-    inner: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    inner: Mapping[tuple[int, int], Rate] = field(default_factory=dict)
     reviews: tuple[Cost, ...] = ()
 
     def __post_init__(self) -> None:
-        probability("alpha", self.alphas)
+        for alpha in self.alphas:
+            probability("alpha", alpha)
         not_negative("cost", self.costs)
-        probability("inner alpha", list(self.inner.values()))
+        for alpha in self.inner.values():
+            probability("inner alpha", alpha)
         if not self.alphas or len(self.alphas) != len(self.costs):
             raise ValueError(f"{len(self.alphas)} alphas and {len(self.costs)} costs: each drafter needs both")
         if not all(0 <= i < j < len(self.alphas) for i, j in self.inner):
@@ -71,9 +71,9 @@ class Schedule:
         return self.tokens / self.cost
 
 
-def single(alpha: float, c: float, cost: Cost = None, longest: int = LONGEST) -> tuple[float, int]:
+def single(alpha: Rate, c: float, cost: Cost = None, longest: int = LONGEST) -> tuple[float, int]:
     """(speed-up, length) of the best draft of one drafter; length 0: none pays."""
-    found = speedup_measured(tokens_at(alpha, longest), c, _flat if cost is None else cost)
+    found = speedup_measured(arrivals.reach(alpha, longest).cumsum(), c, _flat if cost is None else cost)
     best = int(np.argmax(found))
     return float(found[best]), best
 
@@ -83,7 +83,7 @@ def singles(drafters: Drafters, cost: Cost = None, longest: int = LONGEST) -> li
     found = []
     for i, (alpha, c) in enumerate(zip(drafters.alphas, drafters.costs, strict=True)):
         gain, k = single(alpha, c, cost, longest)
-        tokens = float(tokens_at(alpha, k)[k])
+        tokens = float(arrivals.reach(alpha, k).sum())
         found.append(Schedule("single", (i,), (k,), tokens, tokens / gain))
     return found
 
@@ -119,11 +119,12 @@ def given_vertical(drafters: Drafters, members: Sequence[int], steps: Sequence[i
 
 def given_horizontal(drafters: Drafters, members: Sequence[int], lengths: Sequence[int], cost: Cost = None) -> Schedule:
     """The figures of one horizontal schedule."""
-    alphas, costs = [drafters.alphas[i] for i in members], [drafters.costs[i] for i in members]
-    tokens = horizontal_tokens(alphas, lengths)
-    width = int(sum(lengths))
+    costs = [drafters.costs[i] for i in members]
+    counts = [int(k) for k in whole("lengths", list(lengths))]
+    stays = np.concatenate([arrivals.chances(drafters.alphas[i], k) for i, k in zip(members, counts, strict=True)])
+    tokens, width = 1.0 + float(np.cumprod(stays).sum()), sum(counts)
     own = arrivals.pass_cost(arrivals.point(width), cost) + float(np.dot(lengths, costs))
-    return Schedule("horizontal", tuple(members), tuple(int(k) for k in lengths), tokens, own)
+    return Schedule("horizontal", tuple(members), tuple(counts), tokens, own)
 
 
 def break_even_c(
@@ -207,12 +208,12 @@ def _lengths(drafters: Drafters, members: tuple[int, ...], cost: Cost, longest: 
     shares = _shares(len(members), longest)
     if not len(shares):
         return None
-    a = np.array([drafters.alphas[i] for i in members])
-    reach = np.cumsum(a ** np.arange(1, longest + 1)[:, None], axis=0)  # a + … + a^k of each drafter
+    reach = np.array([arrivals.reach(drafters.alphas[i], longest) for i in members]).T  # of each drafter's own depth
+    sums = reach[1:].cumsum(0)
     tokens, prefix = np.ones(len(shares)), np.ones(len(shares))
     for i in range(len(members)):
-        tokens += prefix * reach[shares[:, i] - 1, i]
-        prefix = prefix * a[i] ** shares[:, i]
+        tokens += prefix * sums[shares[:, i] - 1, i]
+        prefix = prefix * reach[shares[:, i], i]
     width = shares.sum(1)
     v = np.ones(longest + 2) if cost is None else curve(cost, longest + 1)
     spent = v[width + 1] + shares @ np.array([drafters.costs[i] for i in members])

@@ -44,7 +44,9 @@ def ship(
             raise BadRequest(f"{folder}: the head is for {card['target'].get('name')!r}, another model than {label(model)!r}")
         name = drafters[card["kind"]] if wanted is None else wanted
         if name not in LANES or KINDS.get(name, name) != card["kind"]:
-            raise BadRequest(f"{folder}: a head of kind {card['kind']!r} is for drafter {drafters[card['kind']]!r}, not {name!r}")
+            raise BadRequest(
+                f"{folder}: a head of kind {card['kind']!r} is for drafter {drafters[card['kind']]!r}, not {name!r}"
+            )
         place = weights / label(model) / name
         place.mkdir(parents=True, exist_ok=True)
         for part in _PARTS:

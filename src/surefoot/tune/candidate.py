@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from ..core.engine import Engine
 from ..core.protocols import Drafter
+from ..drafter_spec import parse
 from ..loader import Target, assemble
+from ..registry import DRAFTERS, parts
 
 Clock = Callable[[], float]
 
@@ -43,7 +45,11 @@ class Candidate:
     def takes_draft(self) -> bool:
         """Whether a draft model has a part in it: under a controller that picks, ``auto`` takes one if there is one."""
         picks = self.name == "auto" and self.controller == "auto"
-        return isinstance(self.drafter, str) and (picks or self.name.partition(":")[0] == "model")
+        return isinstance(self.drafter, str) and (picks or self._has("model"))
+
+    def _has(self, name: str) -> bool:
+        """Whether that drafter is the one, or a part of it."""
+        return any(name in parts(spec) for spec in parse(self.name, list(DRAFTERS))[0])
 
     @property
     def label(self) -> str:

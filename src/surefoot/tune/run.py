@@ -53,16 +53,18 @@ def tune(
     clock     seconds
     tell      called with what is being done
     """
-    params = _params(params if params is not None else SamplingParams(max_tokens=96))
     names = _names(drafters, draft)
+    params = checked(prompts, params, repeats, most, longest)
+    return Run(target, prompts, params, names, draft, longest, clock, tell).run(repeats, most)
+
+
+def checked(prompts: Sequence[Prompt], params: SamplingParams | None, repeats: int, most: int, longest: int) -> SamplingParams:
+    """The options to run with, after a look at all that is given."""
     if not prompts:
         raise BadRequest("there are no prompts; give at least one")
     if repeats < 1 or most < 1 or longest < 1:
         raise BadRequest(f"repeats={repeats}, most={most}, longest={longest}: give whole numbers from 1 up")
-    return _Run(target, prompts, params, names, draft, longest, clock, tell).run(repeats, most)
-
-
-def _params(params: SamplingParams) -> SamplingParams:
+    params = params if params is not None else SamplingParams(max_tokens=96)
     if params.n > 1:
         raise BadRequest(f"n={params.n}: one answer a prompt is measured; leave n out")
     if params.temperature > 0:  # so that the tokens are a function of the request, and can be compared
@@ -83,7 +85,9 @@ def _names(drafters: Sequence[str | Drafter] | None, draft: Target | None) -> li
     return list(dict.fromkeys(drafters))
 
 
-class _Run:
+class Run:
+    """One model, prompts and options, and what is measured of drafters on them."""
+
     def __init__(
         self,
         target: Target,
@@ -106,14 +110,14 @@ class _Run:
         # a name that is wrong or cannot run here is told before anything is measured
         self.given = [Candidate(name, "fixed", self.longest) for name in names]
         for candidate in self.given:
-            self._engine(candidate).close()
+            self.engine(candidate).close()
         self._check_prompts()
 
-    def _engine(self, candidate: Candidate) -> Any:
+    def engine(self, candidate: Candidate) -> Any:
         return candidate.engine(self.target, self.draft, self.clock)
 
     def _check_prompts(self) -> None:
-        engine = self._engine(PLAIN)
+        engine = self.engine(PLAIN)
         try:
             for prompt in self.prompts:
                 engine.abort(engine.add(prompt, self.params))
@@ -121,19 +125,23 @@ class _Run:
             engine.close()
 
     def run(self, repeats: int, most: int) -> Tuning:
-        self.tell("cost of passes")
-        model = self.target.model
-        if self.measured and self.target.calibration is not None:
-            cost = self.target.calibration.cost(model, refresh=True)
-        else:
-            cost = measure(model, clock=self.clock)
-        self.tell("plain decoding")
-        machine, reference = self._plain(cost)
-        profiles = {c: self._profile(c) for c in self.given}
-        options = self._predict(profiles, machine, reference)
-        chosen = choose(options, profiles, most)
+        machine, reference = self.plain()
+        profiles = {c: self.profile(c) for c in self.given}
+        options = self.predict(profiles, machine, reference)
+        return self.settle(machine, reference, profiles, options, choose(options, profiles, most), repeats)
+
+    def settle(
+        self,
+        machine: Machine,
+        reference: list[tuple[int, ...]],
+        profiles: dict[Candidate, Profile],
+        options: Sequence[Option],
+        chosen: Sequence[Option],
+        repeats: int,
+    ) -> Tuning:
+        """Measure what is ``chosen`` of the ``options`` in turn with plain decoding, and recommend."""
         laps = race(
-            [lambda c=o.candidate: self._engine(c) for o in (Option(PLAIN), *chosen)],  # type: ignore[misc]
+            [lambda c=o.candidate: self.engine(c) for o in (Option(PLAIN), *chosen)],  # type: ignore[misc]
             self.prompts,
             self.params,
             repeats,
@@ -150,19 +158,26 @@ class _Run:
             tuple(order),
             statistics.median(lap.rate for lap in laps[0]),
             why,
-            cost,
+            machine.cost,
             len(self.prompts),
             sum(map(len, reference)),
-            str(getattr(model, "precision", model.traits.dtype)),
+            str(getattr(self.target.model, "precision", self.target.model.traits.dtype)),
             {c.name: lengths(p, machine) for c, p in profiles.items()},
             {c.name: p.reach() for c, p in profiles.items()},
             {c.name: p.draft_seconds for c, p in profiles.items()},
         )
 
-    def _plain(self, cost: CostModel) -> tuple[Machine, list[tuple[int, ...]]]:
-        """What the engine adds to passes, and what plain decoding says."""
-        traits = self.target.model.traits
-        engine = self._engine(PLAIN)
+    def _cost(self) -> CostModel:
+        self.tell("cost of passes")
+        if self.measured and self.target.calibration is not None:
+            return self.target.calibration.cost(self.target.model, refresh=True)
+        return measure(self.target.model, clock=self.clock)
+
+    def plain(self) -> tuple[Machine, list[tuple[int, ...]]]:
+        """What passes cost, what the engine adds to them, and what plain decoding says."""
+        cost, traits = self._cost(), self.target.model.traits
+        self.tell("plain decoding")
+        engine = self.engine(PLAIN)
         try:
             play(engine, self.prompts[0], self.params)  # kernels of the first shapes
             rows = [play(engine, prompt, self.params) for prompt in self.prompts]
@@ -180,15 +195,15 @@ class _Run:
         )
         return machine, [tuple(row.output) for row in rows]
 
-    def _profile(self, candidate: Candidate) -> Profile:
+    def profile(self, candidate: Candidate) -> Profile:
         self.tell(f"drafter {candidate.name}")
-        engine = self._engine(candidate)
+        engine = self.engine(candidate)
         try:
             return profile(engine, self.prompts, self.params, self.longest)
         finally:
             engine.close()
 
-    def _predict(self, profiles: dict[Candidate, Profile], machine: Machine, reference: list[tuple[int, ...]]) -> list[Option]:
+    def predict(self, profiles: dict[Candidate, Profile], machine: Machine, reference: list[tuple[int, ...]]) -> list[Option]:
         """Every length of every drafter, and a tree where one could pay."""
         found: list[Option] = []
         for candidate, own in profiles.items():
@@ -207,7 +222,7 @@ class _Run:
         most = min(2 * self.longest, self.target.model.traits.max_nodes - 1)
         wide = replace(candidate, width=_WIDTH, nodes=most)
         self.tell(f"drafter {candidate.name}, trees")
-        engine = self._engine(wide)
+        engine = self.engine(wide)
         try:
             own = profile(engine, self.prompts, self.params, self.longest, _WIDTH)
         finally:

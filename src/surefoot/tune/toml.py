@@ -11,7 +11,8 @@ from .tuning import Tuning
 def config(tuning: Tuning, model: Mapping[str, str | int], draft_model: str | None, notes: list[str]) -> str:
     """``model``: what the table [model] says. ``notes``: lines on date, machine, prompts and options."""
     best = tuning.recommended
-    out = [f"# {_line(text)}" for text in (*notes, "", *tuning.rows(), "", tuning.why)]
+    parts = () if tuning.cascade is None else (*tuning.cascade.rows(), "")
+    out = [f"# {_line(text)}" for text in (*notes, "", *tuning.rows(), "", *parts, tuning.why)]
     out += ["", "[model]", *(_pair(key, value) for key, value in model.items()), "", "[drafting]"]
     spec = best.spec
     out.append(_pair("drafter", spec if isinstance(spec, str) else spec.name))

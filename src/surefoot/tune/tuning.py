@@ -7,6 +7,7 @@ from typing import Any
 
 from ..core.cost import CostModel
 from .candidate import Candidate
+from .parts import Parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class Tuning:
     """``options``: the fastest measured first, then what was only predicted. ``curves``: drafter -> speed-up by length from 0.
 
     ``reach``: drafter -> chance that a draft stays down to each depth. ``draft_seconds``: of one drafted token.
-    ``why``: the recommendation in words.
+    ``why``: the recommendation in words. ``cascade``: what was measured of the parts of cascades, where they were tuned.
     """
 
     best: Option
@@ -61,6 +62,7 @@ class Tuning:
     curves: dict[str, list[float]] = field(default_factory=dict)
     reach: dict[str, list[float]] = field(default_factory=dict)
     draft_seconds: dict[str, float] = field(default_factory=dict)
+    cascade: Parts | None = None
 
     @property
     def recommended(self) -> Candidate:
@@ -84,16 +86,20 @@ class Tuning:
             "predicted_by_length": self.curves,
             "reach": self.reach,
             "draft_seconds": self.draft_seconds,
+            **({} if self.cascade is None else {"cascade": self.cascade.to_dict()}),
         }
 
     def rows(self) -> list[str]:
         """The table: a line an option."""
-        out = [f"{'drafter':<34}{'acceptance':>11}{'predicted':>11}{'measured':>10}{'tokens/s':>10}   equal"]
+        wide = max(34, *(len(o.candidate.label) + 2 for o in self.options))
+        out = [f"{'drafter':<{wide}}{'acceptance':>11}{'predicted':>11}{'measured':>10}{'tokens/s':>10}   equal"]
         for o in self.options:
             equal = {True: "yes", False: "NO", None: "-"}[o.equal]
             share = "-" if o.acceptance is None else f"{100 * o.acceptance:.0f}%"
             rate = "-" if o.rate is None else f"{o.rate:.1f}"
-            line = f"{o.candidate.label:<34}{share:>11}{_times(o.predicted):>11}{_times(o.measured):>10}{rate:>10}   {equal}"
+            line = (
+                f"{o.candidate.label:<{wide}}{share:>11}{_times(o.predicted):>11}{_times(o.measured):>10}{rate:>10}   {equal}"
+            )
             if o.differs:
                 line += f" (prompts {', '.join(str(i + 1) for i in o.differs[:6])}{', …' if len(o.differs) > 6 else ''})"
             out.append(line)
@@ -107,6 +113,7 @@ class Tuning:
                 f"{self.prompts} prompts, {self.tokens} tokens; measured in turn with plain decoding, medians of ratios",
                 "",
                 *self.rows(),
+                *([] if self.cascade is None else ["", *self.cascade.rows()]),
                 "",
                 f"recommended: {self.recommended.label}. {self.why}",
             ]
