@@ -22,6 +22,7 @@ COMMANDS = {
     "check": "say what runs a model, what memory it takes, and whether a draft model fits it",
     "plan": "what speculation gains, from acceptance and cost, before anything is run",
     "audit": "hold speculative decoding against plain decoding, token by token",
+    "bench": "measure self-speculation of thinking models on tasks with long answers",
     "tune": "find the fastest way to draft for a model on this machine, and write it to a configuration",
     "train": "train a draft head for a model on what that model says",
     "datastore": "make a file of your own texts that drafts are taken from, or say what one holds",

@@ -266,7 +266,9 @@ REFUSED = {
     "retrieval": "store",
     "layer_skip": "skip",
     "quantized": "needs the model's files",
-    **dict.fromkeys(LANES, "no trained head"),
+    **dict.fromkeys((*LANES, "two_exit"), "no trained head"),
+    "cascade": "takes two drafters or more",
+    "horizontal": "takes two drafters or more",
 }
 ASK = ["generate", "hello", "-m", "big", "--max-tokens", "80", "--json"]
 
@@ -284,7 +286,7 @@ def test_L88_each_drafter_flag_drafts_or_says_why_not(opened, capsys, name, k):
     assert status == 0
     assert found["drafter"].split("+")[-1] == name
     for source, counts in found["stats"]["by_source"].items():
-        assert name in (source, "hybrid")  # hybrid's tokens are told by the part that was surest of them
+        assert name in (source, "hybrid", "dytc")  # whose tokens are told by the part that was surest of them
         assert re.search(rf"from {source} +\d+ of {counts['draft_tokens']} accepted", err)
     if found["stats"]["draft_tokens"]:
         assert found["stats"]["by_source"]

@@ -17,7 +17,10 @@ from surefoot.core.engine import Engine
 from surefoot.core.params import SamplingParams
 from surefoot.core.request import Row
 from surefoot.core.verify import FRESH
+from surefoot.drafters.cascade import Below, CascadeDrafter
 from surefoot.drafters.datastore_build import write
+from surefoot.drafters.dytc import DytcDrafter
+from surefoot.drafters.horizontal import HorizontalDrafter
 from surefoot.drafters.hybrid import HybridDrafter
 from surefoot.drafters.lookahead import LookaheadDrafter
 from surefoot.drafters.model import ModelDrafter
@@ -34,6 +37,7 @@ DRAFTERS = (
     "oracle", "wrong", "mixed", "oracle-tree", "wrong-tree", "mixed-tree",
     "random-trees", "ngram", "suffix", "suffix-tree", "model", "self",
     "recycle", "recycle-tree", "hybrid", "hybrid-tree", "lookahead", "lookahead-tree", "retrieval",
+    "cascade", "cascade-three", "horizontal", "dytc", "dytc-tree",
 )  # fmt: skip
 LATER = DRAFTERS[DRAFTERS.index("recycle") :]
 """Drafters without a draft model whose proposals are made by parts that the others have tried: fewer lengths of them."""
@@ -58,6 +62,8 @@ def truth(backend: Backend) -> Truth:
 
 def drafters(backend: Backend, kind: str) -> list:
     """The drafters of an engine, the one that is planned for last."""
+    if kind.startswith(("cascade", "horizontal", "dytc")):
+        return cascades(backend, kind)
     if not kind.startswith("hybrid"):
         return [drafter(backend, kind)]
     parts = [
@@ -67,6 +73,24 @@ def drafters(backend: Backend, kind: str) -> list:
         ModelDrafter(backend.draft, backend.vocab, chunk=7, source=4),
     ]
     return [*parts, HybridDrafter([*parts[:3], Proposed(parts[3])], paths=backend.target.traits.paths)]
+
+
+def cascades(backend: Backend, kind: str) -> list:
+    """Behind the draft model, or one that agrees with the target, lookup."""
+    vocab = backend.vocab
+    lookup, model = NgramDrafter(source=1), ModelDrafter(backend.draft, vocab, chunk=7, source=2)
+    if kind == "horizontal":
+        return [lookup, model, HorizontalDrafter([model, lookup], [2, 3])]
+    if kind.startswith("dytc"):
+        return [lookup, model, DytcDrafter([model], lookup, paths=backend.target.traits.paths)]
+    below = [lookup]
+    if kind == "cascade-three":
+        below.append(CascadeDrafter(middle(backend.target, below), vocab, name="low", source=3))
+    return [*below, CascadeDrafter(middle(backend.draft, below), vocab, source=4)]
+
+
+def middle(model, below: list) -> Engine:
+    return Engine(model, [Below(each) for each in below], FixedController(below[-1].name, 2), reuse=False, chunk=7)
 
 
 def drafter(backend: Backend, kind: str):

@@ -78,7 +78,9 @@ def test_two_levels(rule, bottom):
 
 
 @pytest.mark.parametrize("rule", ["ratio", "traversal"])
-@pytest.mark.parametrize("options", [{"steps": 1}, {"steps": 2}, {"confidence": 0.55}, {"steps": 1, "confidence": 0.4}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"steps": 1}, {"steps": 2}, {"confidence": 0.55}, {"steps": 1, "confidence": 0.4}], ids=str
+)
 def test_drafts_that_end_for_what_was_drawn(rule, options):
     """One pass of the lighter model brings one token or two, by what was drafted below; little confidence ends a draft."""
     engine = cascade(TWO, NgramDrafter(source=1), k=3, kind=Seen, **options)
@@ -141,7 +143,9 @@ def pointed(tree: DraftTree) -> DraftTree:
     return replace(tree, q=None)
 
 
-@pytest.mark.parametrize("change, caught", [(flat, True), (shifted, True), (pointed, False)], ids=lambda x: getattr(x, "__name__", x))
+@pytest.mark.parametrize(
+    "change, caught", [(flat, True), (shifted, True), (pointed, False)], ids=lambda x: getattr(x, "__name__", x)
+)
 def test_a_wrong_claim_is_caught(change, caught):
     engine = cascade(TWO, NgramDrafter(source=1), kind=broken(change))
     found = gap(engine, params("ratio"))

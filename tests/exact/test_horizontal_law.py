@@ -59,7 +59,7 @@ class Seen(HorizontalDrafter):
 
 
 def parts(vocab: int, kinds: str):
-    """``m`` and ``n``: models; ``p`` and ``r``: points; ``s``: points, one at a time; ``c``: a cascade of a model over points."""
+    """``m``, ``n``: models; ``p``, ``r``: points; ``s``: points, one at a time; ``c``: a cascade of a model over points."""
     made, all_ = [], []
     for kind in kinds:
         number = len(all_) + 1

@@ -42,7 +42,7 @@ KINDS: dict[str, dict] = {
     "iterative": {"draft_budget": 1, "interval": 1, "max_drafts": 3, "drafts": 1},
     "several": {"draft_budget": 1, "interval": 1, "max_drafts": 4, "drafts": 3},
     "prefix": {"draft_budget": 1, "suffix": False},
-    "suffix": {"draft_budget": 1, "interval": 2, "prefix": False},
+    "suffix": {"draft_budget": 0, "prefix": False},
 }
 OPTIONS: dict[str, dict] = {
     "penalties": {"repetition_penalty": 1.3, "presence_penalty": 0.7, "frequency_penalty": -0.6},

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -24,8 +25,11 @@ from toys_cli import EOS, error_of, install, table, tokenizer
 from surefoot import loader
 from surefoot.backends.table import TableModel
 from surefoot.cli import main
-from surefoot.commands.report import guard
+from surefoot.commands.answer import Answer
+from surefoot.commands.report import guard, lines
 from surefoot.commands.terminal import progress
+from surefoot.core.completion import Completion, Usage
+from surefoot.core.stats import Stats
 from surefoot.errors import ModelNotFound
 from surefoot.models import cache
 from surefoot.text import Codec
@@ -140,6 +144,35 @@ def test_trace_is_a_line_a_pass(toy: SimpleNamespace, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_trace_is_drawn(toy: SimpleNamespace, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file, told = tmp_path / "trace.svg", tmp_path / "trace.jsonl"
+    words = ["generate", "hello", "--max-tokens", "40", "--drafter", "horizontal:of=ngram/suffix", "--controller", "fixed"]
+    assert main([*words, "--trace-picture", str(file), "--trace", str(told), "--stats"]) == 0
+    assert "from horizontal" not in capsys.readouterr().err
+    steps = [json.loads(line) for line in told.read_text().splitlines()]
+    sources = {source for step in steps for source in step["sources"]}
+    assert sources == {"ngram", "suffix"}
+    drawn = ElementTree.fromstring(file.read_text("utf-8"))
+    nodes = [e.get("data-source") for e in drawn.iter() if e.get("data-source")]
+    assert {*nodes} == {*sources, "target", "pending"}
+    assert len(nodes) >= sum(len(step["candidates"]) for step in steps)
+    assert main([*words, "-n", "2", "--temperature", "1", "--trace-picture", str(file)]) == 0
+    assert "Answer 2" in file.read_text("utf-8")
+
+
+def test_stats_tell_the_levels_of_a_cascade(capsys: pytest.CaptureFixture[str]) -> None:
+    stats = Stats()
+    stats.add_level("ngram", proposed=4)
+    stats.add_level("model", passes=2, reviewed=4, accepted=3, proposed=5)
+    stats.add_pass(["ngram", "model"], ["ngram", "target"])
+    done = Completion("", (1, 2), "length", Usage(1, 2), stats, ("ngram", "target"))
+    text = "\n".join(lines([Answer(done, 0.1, 0.2, False)] * 2, "ngram+model+cascade"))
+    assert "  level ngram    proposed 8\n" in text
+    assert "  level model    proposed 10, reviewed 8 in 4 passes and accepted 6 (75%)\n" in text
+    assert "  level target   proposed 4, reviewed 4 in 2 passes and accepted 2 (50%)" in text
+    assert "from cascade" not in text
+
+
 def test_trace_on_a_full_disk(toy: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "hello", "--no-stream", "--trace", "/dev/full"]) == 2
     assert re.fullmatch(r"surefoot: error: [^\n]*No space left on device[^\n]*\n", capsys.readouterr().err)

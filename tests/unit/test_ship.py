@@ -71,3 +71,12 @@ def test_what_cannot_be_shipped(model, tmp_path):
     with pytest.raises(BadRequest, match="another model"):
         ship([tmp_path / "made"], tmp_path / "weights", model)
     assert not (tmp_path / "weights" / "index.json").exists()
+
+
+def test_a_head_may_be_named_where_a_kind_has_several_drafters(model, tmp_path):
+    for name in ("one", "two"):
+        head(tmp_path / name, model, kind="exit")
+    ship([tmp_path / "one", ("early_exit_deep", tmp_path / "two")], tmp_path / "weights", model)
+    assert set(shipped(model, tmp_path / "weights").heads) == {"early_exit", "early_exit_deep"}
+    with pytest.raises(BadRequest, match="a head of kind 'exit' is for drafter 'early_exit', not 'medusa'"):
+        ship([("medusa", tmp_path / "one")], tmp_path / "weights", model)

@@ -9,16 +9,18 @@ from typing import Any
 from ..control.fixed import FixedController
 from ..core.engine import Engine
 from ..core.protocols import Drafter
+from ..drafter_spec import parse
 from ..drafters.model import ModelDrafter
 from ..errors import BadRequest, SurefootError, Unsupported
 from ..loader import DRAFTERS, Target, assemble
+from ..registry import parts
 from .blurred import Blurred
 from .subject import Subject
 from .tracks import Shape
 
 POINTS = ("ngram", "suffix", "grammar", "recycle", "retrieval", "lookahead", "hybrid")
 """Drafters whose drafts are functions of what came before, without a law."""
-_NEEDS_MORE = ("script", "model", "retrieval", "layer_skip", "quantized")
+_NEEDS_MORE = ("script", "model", "retrieval", "layer_skip", "quantized", "cascade", "horizontal", "two_exit")
 _ROWS = 64
 
 
@@ -115,5 +117,6 @@ def _cases(subject: Subject, name: str | Drafter, lengths: Sequence[int], draft:
             )
             for k in lengths
         ]
-    partner = draft if name.partition(":")[0] == "model" else None
+    specs, _ = parse(name, list(DRAFTERS))
+    partner = draft if any("model" in parts(spec) for spec in specs) else None
     return [Case(f"{name} k={k}", lambda k=k: engine(name, "fixed", partner, k), (Shape(k + 1),)) for k in lengths]  # type: ignore[misc]

@@ -213,10 +213,9 @@ def _tune(
     }
     if not args.cascade:
         return tune(target, prompts, params, drafters=_names(args), **asked)
-    bottoms = _listed(args.bottoms)
-    return tune_cascade(
-        target, prompts, params, middles=_listed(args.middles), **({} if bottoms is None else {"bottoms": bottoms}), **asked
-    )
+    if args.bottoms is not None:
+        asked["bottoms"] = _listed(args.bottoms)
+    return tune_cascade(target, prompts, params, middles=_listed(args.middles), **asked)
 
 
 def _config(args: argparse.Namespace, tuning: Tuning, model: str, precision: str, notes: Sequence[str]) -> str:

@@ -207,7 +207,7 @@ class CascadeDrafter:
         fresh = row.params.temperature > 0 and row.rule(has_q=True) in FRESH
         inner.stop_ids = frozenset()
         inner.turn = max(row.turn, 0 if old is None else old.turn)
-        inner.noise = Aside(row.noise, row.turn) if fresh else row.noise
+        inner.noise = Aside(row.noise, inner.turn) if fresh else row.noise
         inner.limit = len(row.tokens) - inner.n_prompt + min(depth + _SLACK, most)
         stops = [] if plan.stop is None else [plan.stop]
         if self._confidence > 0:

@@ -46,7 +46,7 @@ from ..core.shadow import shadow
 from ..core.tree import DraftTree, Forest
 from ..core.verify import FRESH
 from ..errors import BadRequest
-from .calibration import Calibration
+from .calibration import UNASKED, Calibration
 from .dytc_bottom import chain_of, lowest
 from .dytc_choice import Chooser, Options
 from .dytc_estimates import Account, Pace, Part, Rate
@@ -95,6 +95,7 @@ class DytcDrafter:
         self.calibration = Calibration([lowest(bottom).weights, *[WEIGHTS] * len(parts)])
         self.chooser = Chooser(self.parts, own, self.pace, self.account)
         self._bottom, self._numbers, self._paths, self._clock = lowest(bottom), numbers, paths, clock
+        self._unasked = (UNASKED,) * len(parts)
         self._drafts: dict[int, Growth] = {}
         """By row, of the draft that is being scored."""
         self._leans: dict[int, float] = {}
@@ -105,7 +106,6 @@ class DytcDrafter:
 
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         start = self._clock()
-        trees = [DraftTree.chain(row.tokens[-1:]) for row in rows]
         self.chooser.begin(self.low.value, self.low_cost)
         growing = {
             i: self._growth(row, plan)
@@ -126,10 +126,12 @@ class DytcDrafter:
                 going, _ = waiting.pop(i)
                 if (ask := next(going, None)) is not None:
                     waiting[i] = going, ask
-        for i, growth in growing.items():
-            trees[i] = growth.tree(self._numbers)
-            if rows[i].of is None:
-                self._drafts[rows[i].id] = growth
+        trees = []
+        for i, row in enumerate(rows):
+            made = growing.get(i)
+            trees.append(DraftTree.chain(row.tokens[-1:]) if made is None else made.tree(self._numbers))
+            if made is not None and row.of is None:
+                self._drafts[row.id] = made
         self._began, self._ended = start, self._clock()
         self._price(self._ended - start - asking, sum(len(growth.nodes) for growth in growing.values()))
         return trees
@@ -142,8 +144,8 @@ class DytcDrafter:
             plan.width if own.tree else 1,
             self.calibration,
             self._leans.get(row.id, 0.0),
-            len(self.parts),
-            self.chooser,
+            self._unasked,
+            None if self.chooser.resting else self.chooser,
             Node(None, row.tokens[-1], 1.0, (), self._bottom.walk(row)),
             int(row.id not in self._refused),
             self._paths,

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from ..errors import BadRequest
-from .dytc_estimates import Account, Pace, Part, gain
+from .dytc_estimates import Account, Pace, Part
 from .dytc_growth import Ask, Growth, Node
 
 _FIRST_WAIT, _LONGEST_WAIT = 8, 512
-_DOUBT = 0.6
+DOUBT = 0.6
 """A part is asked for the sake of its estimates only where the bottom is less sure."""
 
 
@@ -111,37 +111,53 @@ class Chooser:
             self._choices = [Choice(part, own.k_max, 0.0, 0.0) for part in self._parts[:1]]
             return
         for part in self._parts:
-            found = [choice for k in range(1, own.k_max + 1) if self._hopeful(choice := self._choice(part, k, low_cost))]
+            part.idle += 1
+            if own.stop and not part.settled and not self._affords(part):
+                continue
+            found = self._able(part, low_cost)
             if own.objective == "t_s" and found:  # of equals the shortest
                 found = [max(found, key=lambda choice: choice.worth)]
             self._choices += found
-            part.idle += 1
-            if own.estimates and own.stop and part.idle >= part.wait:
+            if own.estimates and own.stop and part.idle >= part.wait and self._affords(part):
                 self._due.append(part)
         if len(self._choices) > 1:
             self._choices.sort(key=lambda choice: (-choice.worth, choice.part.number, choice.k))
 
-    def _choice(self, part: Part, k: int, low_cost: float) -> Choice:
-        total = gain(part.rate.value, k, self._low)
-        cost = part.passes(k, 1, self._unit) + low_cost
-        return Choice(part, k, total, total / cost if cost > 0.0 else math.inf)
+    def _affords(self, part: Part, k: int = 1, w: int = 1, reading: float = 0.0) -> bool:
+        """Whether there are seconds left to ask it for its estimates' sake."""
+        return self._account.allows((part.passes(k, w, self._unit) + reading) * self._unit, self._unit)
 
-    def _hopeful(self, choice: Choice) -> bool:
-        """Whether it is worth its cost where the bottom is silent and no doubt has accrued: nowhere else, if not there."""
-        own = self._options
-        if not own.stop:
-            return True
-        if isinstance(own.t_min, str):
-            return choice.total > self._speed * choice.part.passes(choice.k, 1, self._unit)
-        return choice.worth >= own.t_min
+    @property
+    def resting(self) -> bool:
+        """Whether no part will be asked in this pass, whatever the leaves are like."""
+        return not self._choices and not self._due
+
+    def _able(self, part: Part, low_cost: float) -> list[Choice]:
+        """Lengths that are worth their cost where the bottom is silent and no doubt has accrued: nowhere else, if not there."""
+        own, alpha, found = self._options, part.rate.value, []
+        marginal = isinstance(own.t_min, str)
+        fixed, slope = part.line(self._unit)
+        total, reach = 0.0, 1.0
+        for k in range(1, own.k_max + 1):  # most often nothing comes of it, in every pass: so plainly
+            reach *= alpha
+            total += reach
+            expected, cost = total + reach * self._low, fixed + slope * k
+            if own.stop and marginal and expected <= self._speed * cost:
+                continue
+            cost += low_cost
+            worth = expected / cost if cost > 0.0 else math.inf
+            if not own.stop or marginal or worth >= own.t_min:  # type: ignore[operator]
+                found.append(Choice(part, k, expected, worth))
+        return found
 
     def __call__(self, growth: Growth, node: Node, chance: float) -> Ask | None:
         """The part that is to extend a leaf, where the bottom's best candidate has this chance."""
-        if self._due and node.parent is None and chance < _DOUBT:
+        if self._due and node.parent is None and chance < DOUBT:
             ask = self._probe(growth, node)
             if ask is not None:
                 return ask
         if not self._choices:
+            growth.choose = None  # no part will be asked at any other leaf
             return None
         own = self._options
         room = min(growth.plan.depth - node.depth, growth.room)
@@ -182,16 +198,14 @@ class Chooser:
         reading = part.reading(base.id, len(base.tokens), self._unit)
         if reading > 0.0 and part.owe(base.id, value) < self._speed * reading:
             return False
-        cost = part.passes(k, w, self._unit) + reading
-        return part.settled or self._account.allows(cost * self._unit, self._unit)
+        return part.settled or self._affords(part, k, w, reading)
 
     def _probe(self, growth: Growth, node: Node) -> Ask | None:
         """Ask one of the parts that are due, the longest due first, if there are seconds left for it."""
-        base, unit = growth.row.base, self._unit
+        base = growth.row.base
         for part in sorted(self._due, key=lambda part: -part.idle):
             k = min(1 + part.cost.calls % min(3, self._options.k_max), growth.plan.depth, growth.room)
-            cost = part.passes(k, 1, unit) + part.reading(base.id, len(base.tokens), unit)
-            if self._account.allows(cost * unit, unit):
+            if self._affords(part, k, reading=part.reading(base.id, len(base.tokens), self._unit)):
                 self._due.clear()
                 if part.rate.warm:
                     part.wait = min(2 * part.wait, _LONGEST_WAIT)

@@ -98,7 +98,7 @@ class Rate:
 class CallCost:
     """Seconds of a call. Before the second call nothing is ``known``: the first one meets a cold machine."""
 
-    __slots__ = ("_fixed", "_n", "_slope", "_sums", "beside", "calls", "unread")
+    __slots__ = ("_sums", "beside", "calls", "fixed", "slope", "unread")
 
     def __init__(self) -> None:
         self.calls = 0
@@ -106,7 +106,7 @@ class CallCost:
         self.unread: float | None = None
         """Seconds of reading a token that was missed."""
         self._sums = (0.0, 0.0, 0.0, 0.0, 0.0)
-        self._fixed = self._slope = 0.0
+        self.fixed = self.slope = 0.0
 
     @property
     def known(self) -> bool:
@@ -114,7 +114,7 @@ class CallCost:
 
     def seconds(self, k: int, w: int = 1) -> float:
         """Of a call for k tokens behind each of w drafts, on rows that the drafter has read."""
-        return self._fixed + self._slope * k * (1.0 + self.beside * (w - 1))
+        return self.fixed + self.slope * k * (1.0 + self.beside * (w - 1))
 
     def learn(self, seconds: float, k: int, w: int = 1, missed: int = 0) -> None:
         self.calls += 1
@@ -128,15 +128,15 @@ class CallCost:
             self._add(0.0, _FIXED * seconds)
         else:
             seconds = min(seconds, _COLD * self.seconds(k, w))
-            if w > 1 and self._slope > 0.0:
-                found = ((seconds - self._fixed) / (self._slope * k) - 1.0) / (w - 1)
+            if w > 1 and self.slope > 0.0:
+                found = ((seconds - self.fixed) / (self.slope * k) - 1.0) / (w - 1)
                 self.beside += (1.0 - _FADE) * (min(max(found, 0.0), 1.0) - self.beside)
         self._add(k * (1.0 + self.beside * (w - 1)), seconds)
         n, x, xx, t, xt = self._sums
         spread = xx - x * x / n
-        slope = (xt - x * t / n) / spread if spread > 1e-9 * xx else self._slope
-        self._slope = min(max(slope, 0.0), t / x)
-        self._fixed = (t - self._slope * x) / n
+        slope = (xt - x * t / n) / spread if spread > 1e-9 * xx else self.slope
+        self.slope = min(max(slope, 0.0), t / x)
+        self.fixed = (t - self.slope * x) / n
 
     def _add(self, x: float, t: float) -> None:
         n, sx, xx, st, xt = (_FADE * value for value in self._sums)
@@ -208,11 +208,16 @@ class Part:
         """Whether enough is known of it for asking it to be no exploring."""
         return not self.learns or (self.cost.known and self.rate.seen >= min(_BELIEF, self.rate.warm_up))
 
-    def passes(self, k: int, w: int, unit: float) -> float:
-        """Of the target, that a call lasts."""
+    def line(self, unit: float) -> tuple[float, float]:
+        """Passes of the target that a call lasts, and those that each token adds."""
         if self.learns and unit > 0.0 and self.cost.known:
-            return self.cost.seconds(k, w) / unit
-        return self.price * k * (1.0 + _BESIDE * (w - 1))
+            return self.cost.fixed / unit, self.cost.slope / unit
+        return 0.0, self.price
+
+    def passes(self, k: int, w: int, unit: float) -> float:
+        """Passes that a call for k tokens behind each of w drafts lasts."""
+        fixed, slope = self.line(unit)
+        return fixed + slope * k * (1.0 + self.cost.beside * (w - 1))
 
     def missed(self, row: int, tokens: int) -> int:
         """Tokens of the row, which has so many, that it would have to read first."""
@@ -240,15 +245,6 @@ class Part:
         self._owed.pop(row, None)
 
 
-def gain(alpha: float, k: int, low: float) -> float:
-    """Tokens to expect of k drafted ones at this rate and one of the bottom behind them: a + … + a^k + a^k low."""
-    total, reach = 0.0, 1.0
-    for _ in range(k):
-        reach *= alpha
-        total += reach
-    return total + reach * low
-
-
 def likely(chance: float, k: int) -> float:
-    """Tokens to expect of k at this chance each."""
-    return gain(chance, k, 0.0)
+    """Tokens to expect of k, one behind the other, at this chance each."""
+    return float(k) if chance > 0.999 else chance * (1.0 - chance**k) / (1.0 - chance)

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.protocols import Array, Plan
 from ..core.request import Row
 from ..core.tree import PENDING, DraftTree
-from .calibration import OTHER, SILENT, UNASKED, Calibration, Kind, depth_class
+from .calibration import OTHER, SILENT, Calibration, Kind, depth_class
 from .dytc_estimates import Part, likely
 from .evidence import Candidate, Walk
 from .grow import tree
@@ -57,7 +57,7 @@ class Heard:
 class Node:
     """A drafted token, or a candidate for one; ``at``: where in the draft it stands."""
 
-    __slots__ = ("ahead", "at", "chances", "depth", "kids", "kinds", "kind", "named", "parent", "reach", "token", "walk")
+    __slots__ = ("ahead", "at", "depth", "kids", "kinds", "kind", "named", "parent", "reach", "token", "walk")
 
     def __init__(self, parent: Node | None, token: int, reach: float, kind: Kind, walk: Walk | None) -> None:
         self.parent, self.token, self.reach, self.kind, self.walk = parent, token, reach, kind, walk
@@ -106,8 +106,9 @@ class Growth:
     width: int
     calibration: Calibration
     lean: float
-    parts: int
-    choose: Callable[[Growth, Node, float], Ask | None]
+    unasked: tuple[int, ...]
+    """What all parts say where none is asked."""
+    choose: Callable[[Growth, Node, float], Ask | None] | None
     root: Node
     first: int
     """Depth class of the first drafted token."""
@@ -122,6 +123,7 @@ class Growth:
     kept: int = 0
     """Nodes that are verified."""
     heap: list[tuple[float, int, Node]] = field(default_factory=list)
+    chances: dict[Kind, float] = field(default_factory=dict)
 
     @property
     def room(self) -> int:
@@ -143,11 +145,14 @@ class Growth:
         self.nodes.append(node)
         inner, order = [False], 0
         while True:
+            if self.choose is None and self.width == 1 and not node.ahead:
+                return self._follow(node)
             if node.depth < plan.depth and self.room > 0:
                 self._see(node)
-                ask = None if node.covered() else self.choose(self, node, self._best(node))
-                if ask is not None:
-                    yield ask
+                if self.choose is not None and not node.covered():
+                    ask = self.choose(self, node, self._best(node))
+                    if ask is not None:
+                        yield ask
                 self._merge(node)
                 order = self._push(node, order)
             found = None
@@ -160,26 +165,53 @@ class Growth:
             if found is None:
                 return
             assert found.parent is not None
-            found.at = len(self.nodes)
             inner[found.parent.at] = True
             inner.append(False)
-            self.nodes.append(found)
-            self.reaches.append(found.reach)
-            self.work.append(extra)
-            self.size += extra
+            self._keep(found, extra)
+
+    def _follow(self, node: Node) -> None:
+        """Go on with what the bottom names, one token after the other."""
+        plan = self.plan
+        while node.depth < plan.depth and self.room > 0:
+            self._see(node)
+            self._merge(node)
+            assert node.kinds is not None
+            found = [(self._chance(kind), -token) for token, kind in node.kinds.items()]
+            if not found:
+                return
+            sure, token = max(found)
+            reach, token = node.reach * sure, -token
+            if reach < plan.floor and len(self.reaches) >= plan.free:
+                return
+            child = node.kids[token] = Node(node, token, reach, node.kinds[token], None)
+            self._keep(child, 1)
+            node = child
+
+    def _keep(self, node: Node, work: int) -> None:
+        node.at = len(self.nodes)
+        self.nodes.append(node)
+        self.reaches.append(node.reach)
+        self.work.append(work)
+        self.size += work
 
     def _see(self, node: Node) -> None:
         if node.walk is None:
             assert node.parent is not None
             assert node.parent.walk is not None
             node.walk = node.parent.walk.after(node.token)
-        node.named = node.walk.candidates(max(self.width, _LOOK))
+        # where no part will speak, there is nothing to weigh what comes second against
+        node.named = node.walk.candidates(self.width if self.choose is None else max(self.width, _LOOK))
 
     def _best(self, node: Node) -> float:
         """The chance of the bottom's likeliest candidate, by what it says alone."""
-        unasked = (UNASKED,) * self.parts
-        own, chance, lean = self._class(node), self.calibration.chance, self.lean
-        return max([chance((level, *unasked, own), lean) for _, level in node.named], default=0.0)
+        own = self._class(node)
+        return max([self._chance((level, *self.unasked, own)) for _, level in node.named], default=0.0)
+
+    def _chance(self, kind: Kind) -> float:
+        found = self.chances.get(kind)
+        if found is None:
+            found = self.chances[kind] = self.calibration.chance(kind, self.lean)
+        return found
 
     def _class(self, node: Node) -> int:
         return self.first if node.parent is None else depth_class(node.reach)
@@ -188,10 +220,9 @@ class Growth:
         """What everyone names at the node, by kind."""
         own = self._class(node)
         if not node.ahead:
-            unasked = (UNASKED,) * self.parts
-            node.kinds = {token: (level, *unasked, own) for token, level in node.named}
+            node.kinds = {token: (level, *self.unasked, own) for token, level in node.named}
             return
-        blank = [OTHER if node.named else SILENT, *[UNASKED] * self.parts]
+        blank = [OTHER if node.named else SILENT, *self.unasked]
         kinds = {token: [level, *blank[1:]] for token, level in node.named}
         for part, (heard, at) in node.ahead.items():
             if at >= len(heard.tokens):
@@ -212,8 +243,10 @@ class Growth:
 
     def _push(self, node: Node, order: int) -> int:
         assert node.kinds is not None
-        chance, lean, plan = self.calibration.chance, self.lean, self.plan
-        found = sorted([(chance(kind, lean), -token) for token, kind in node.kinds.items()], reverse=True)
+        plan = self.plan
+        found = [(self._chance(kind), -token) for token, kind in node.kinds.items()]
+        if len(found) > 1:
+            found.sort(reverse=True)
         for sure, negative in found[: self.width]:
             reach = node.reach * sure
             if reach >= plan.floor or len(self.reaches) < plan.free:
