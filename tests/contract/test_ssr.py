@@ -130,11 +130,14 @@ def test_a_ragged_batch_of_thinking_requests_says_what_plain_decoding_says(backe
     rows = [e.add(prompt, params) for prompt, params in requests(backend)]
     most = go(e, rows)
     told = [row.stats.ssr.to_dict() for row in rows if row.stats.ssr is not None]
-    assert most == 0 if kind == "never" else most > 1
-    if kind != "never":
-        assert all(each["drafts"] for each in told if each["budgets"] or kind == "at-once")
-        assert sum(each["drafts"] for each in told) >= (6 if kind in SOME else 3)
-        assert sum(each["draft_tokens"] for each in told) > 5
+    if kind == "never":
+        assert most == sum(each["drafts"] for each in told) == 0
+    else:
+        assert most
+        assert sum(each["drafts"] for each in told) >= (6 if kind in SOME else 2)
+        assert sum(each["draft_tokens"] for each in told) > 3
+    if kind in ("at-once", "several"):
+        assert sum(row.stats.by_source["ssr"].draft_tokens for row in rows if "ssr" in row.stats.by_source) > 0
     check(backend, ssr, e, rows)
 
 

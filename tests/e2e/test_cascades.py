@@ -1,4 +1,4 @@
-"""Cascades by their specs on a model from a folder: its own weights in fewer bits, fewer layers and two exits, and no token changes."""
+"""Cascades by their specs on a model from a folder, made of its own weights: fewer bits, fewer layers, two exits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def test_no_token_changes(folder: Path, wanted, spec: str) -> None:
     assert [c.token_ids for c in engine.generate_batch(PROMPTS, max_tokens=TOKENS)] == wanted["greedy"]
     done = engine.generate(PROMPTS[0], max_tokens=TOKENS, temperature=0.8, seed=4)
     assert [done.token_ids] == wanted["sampled"]
-    assert done.stats.draft_tokens > 0
-    levels = list(done.stats.levels.values())
-    assert [level.proposed for level in levels[:-1]][1:] == [level.reviewed for level in levels[2:]] or "horizontal" in spec
+    if "dytc" not in spec:  # which drafts only what it measures to pay
+        assert done.stats.draft_tokens > 0
+    if spec.startswith(("cascade", "two_exit")):
+        levels = list(done.stats.levels.values())
+        assert [level.proposed for level in levels[:-1]] == [level.reviewed for level in levels[1:]]
     engine.close()

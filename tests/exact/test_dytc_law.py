@@ -123,7 +123,7 @@ def request(rule: str, tokens: int = 4, **options) -> SamplingParams:
 @pytest.mark.parametrize("kind", ["estimated", "asked", "ngram"])
 def test_the_joint_law(kind: str, plan: str, rule: str) -> None:
     options = {"estimated": {}, "asked": {"stop": False}, "ngram": {"stop": False, "low": NgramDrafter, "k_max": 1}}[kind]
-    params = request(rule, 3 if plan == "tree" else 4)
+    params = request(rule, 4 if plan == "chain" and kind == "estimated" else 3)
     law, seen, longest = observed(taught(drafters(**options), CONTROLLERS[plan]()), params)
     assert abs(sum(law.values()) - 1.0) <= TOLERANCE
     assert distance(law, expected(TARGET, params, params.max_tokens or 0)) <= TOLERANCE

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.options import is_int
 from ..errors import BadRequest
+from ..ssr import choose
 from .data import Item
 from .report import provenance, sentence, summary
 from .thinking import format_of
@@ -56,6 +57,7 @@ class Asked:
             raise BadRequest(
                 f"thinking_budget={self.thinking_budget} leaves no room for an answer in max_tokens={self.max_tokens}; lower it"
             )
+        choose(self.family)
         self.compared()
 
     def compared(self) -> list[Variant]:

@@ -31,7 +31,8 @@ class Setting:
     overlap   share of the answer that a draft foresees, or that share by b / L
     budget    b; above ``thought``: there is no fork
     draft     m, most tokens of a draft
-    interval  tokens of thought between the starts of further forks, ``drafts`` in all; each reads the draft before it
+    interval  tokens of thought between the starts of further forks, ``drafts`` in all; each reads the draft before it, with an
+              overlap ``between`` the two (None: as of a thought that was cut there with one that ends where the later begins)
     recovery  r, from 1; ``suffix``: whether the place is found again at all
     chain     k; None: the best, as a controller that knows the costs would take it
     tokens    tau; ``width``: w, tokens of a row's pass without a draft; ``force``: tokens that end the fork's thought
@@ -44,6 +45,7 @@ class Setting:
     draft: int = 500
     interval: int | None = None
     drafts: int = 1
+    between: float | None = None
     recovery: float = 1.0
     suffix: bool = True
     chain: int | None = None
@@ -70,6 +72,8 @@ class Setting:
             whole("chain", self.chain)
         if not self.recovery >= 1.0 or not self.tokens >= 1.0:
             raise ValueError(f"recovery ({self.recovery}) and tokens ({self.tokens}) must be 1 or more")
+        if self.between is not None:
+            probability("between", self.between)
         self.foreseen(1.0)
 
     def foreseen(self, share: float) -> float:
@@ -223,7 +227,8 @@ def _forks(setting: Setting, v: Array) -> tuple[list[tuple[int, float]], float, 
         room = (until - b) / setting.tokens
         wanted = min(setting.draft, setting.answer)
         behind = int(lengths[-1]) if lengths else 0
-        own = 0.0 if not behind else agreement(setting.foreseen((b - (setting.interval or 0)) / b), setting.recovery)
+        share = setting.foreseen((b - (setting.interval or 0)) / b) if behind and setting.between is None else setting.between
+        own = agreement(share or 0.0, setting.recovery)
         k = _chain(setting, own, v) if behind else 0
         per = setting.tokens if not k else rate(own, setting.recovery, k, np.ones(k + 1), tokens=setting.tokens)
         covered = min(behind, wanted) if k else 0
