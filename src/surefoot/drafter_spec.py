@@ -11,7 +11,7 @@ from .errors import BadRequest
 
 ALONE = ("auto", "none")
 TREES = (
-    *("suffix", "recycle", "retrieval", "lookahead", "model", "quantized", "layer_skip", "ngram", "hybrid", "auto"),
+    *("suffix", "recycle", "retrieval", "lookahead", "model", "quantized", "layer_skip", "ngram", "hybrid", "auto", "ssr"),
     *("medusa", "hydra", "eagle", "eagle3", "early_exit", "early_exit_deep", "distilled", "dytc"),
 )
 """Drafters that branch."""

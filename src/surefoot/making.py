@@ -13,7 +13,7 @@ from .cascades import Cascades
 from .drafter_spec import Spec
 from .errors import BadRequest, Unsupported
 from .models import shipped
-from .registry import CASCADES, DRAFTERS, MERGED, UNMERGED, WHOLE, named, part_options
+from .registry import CASCADES, DRAFTERS, MERGED, OWN, UNMERGED, WHOLE, named, part_options
 from .trained import LANES, find, lane
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ GIVEN = (
 """Arguments of drafters that the target decides; they are no options."""
 
 
-INFORMED = ("auto", "hybrid", "dytc")
+INFORMED = ("auto", "hybrid", "dytc", "ssr")
 """Drafters that estimate their reach, and let a controller cut by it."""
 
 
@@ -62,6 +62,8 @@ class Maker:
         if spec.name == "auto":
             inner = self._hybrid(spec.options, [*MERGED.split("/"), *heads_of(self._target)])
             return self._add("grammar", {"inner": inner})
+        if spec.name == "ssr":
+            return self._thinking(spec)
         if spec.name == "hybrid":
             return self._hybrid({key: value for key, value in spec.options.items() if key != "of"}, named(spec))
         if spec.name in CASCADES:
@@ -69,8 +71,24 @@ class Maker:
             return made
         return self._named(spec.name, spec.options)
 
-    def _hybrid(self, options: Mapping[str, Any], names: Sequence[str]) -> Drafter:
-        """``options``: of a part, as ``part.option``; without a name those of the first part, but for hybrid's own ``ask``."""
+    def _thinking(self, spec: Spec) -> Drafter:
+        """What ``auto`` is, with drafts of the answer beside."""
+        given = spec.options
+        names = named(spec) if "of" in given else [*named(spec), *heads_of(self._target)]
+        own = {key: value for key, value in given.items() if key in OWN["ssr"] and key not in ("of", "ask")}
+        for key in given:
+            if key not in OWN["ssr"] and "." not in key:
+                raise BadRequest(
+                    f"drafter 'ssr' takes no option {key!r}; its own are {', '.join(OWN['ssr'])}, those of a part PART.OPTION"
+                )
+        rest = {key: value for key, value in given.items() if key == "ask" or key not in OWN["ssr"]}
+        return self._add("grammar", {"inner": self._hybrid(rest, names, [self._named("ssr", own)])})
+
+    def _hybrid(self, options: Mapping[str, Any], names: Sequence[str], before: Sequence[Drafter] = ()) -> Drafter:
+        """``options``: of a part, as ``part.option``; without a name those of the first part, but for hybrid's own ``ask``.
+
+        ``before``: sources that were made already.
+        """
         from .drafters.head_source import HeadSource
         from .drafters.proposed import Proposed
 
@@ -90,7 +108,7 @@ class Maker:
             if dot and name not in names:
                 raise BadRequest(f"hybrid: option {key!r} names no part of {of!r}; write PART.OPTION=VALUE")
         own = {name: part_options(options, name, first=name == names[0]) for name in names}
-        sources: list[Any] = []
+        sources: list[Any] = [*before]
         for name in names:
             deep = {"depth": own[name].pop("depth")} if name in WHOLE and "depth" in own[name] else {}
             made = self._named(name, own[name])
@@ -171,6 +189,18 @@ def _head(name: str, target: Target, draft: Target | None, options: dict[str, An
     return {"lane": made, "vocab_size": target.model.traits.vocab_size, "known": known, "name": name}
 
 
+def _ssr(target: Target, draft: Target | None, options: dict[str, Any]) -> dict[str, Any]:
+    from .ssr import ForkControl, SsrOptions, choose
+
+    codec, traits = target.codec, target.model.traits
+    if codec is None:
+        raise Unsupported("drafter 'ssr' needs the model's tokenizer; load the target with surefoot.load")
+    texts = {key: options.pop(key, None) for key in ("start", "end", "force")}
+    family = choose(str(options.pop("family", "auto")), codec.special.template, **texts, names=lambda: traits.name)
+    control = ForkControl(SsrOptions(**options), target.calibration.cost(target.model), traits.min_width)
+    return {"family": family, "pieces": codec.pieces, "force": codec.encode(family.force, special=False), "control": control}
+
+
 def heads_of(target: Target) -> tuple[str, ...]:
     """Trained heads that ``auto`` asks on this target."""
     path: Path | None = target.path  # None: a target that was made in Python
@@ -196,6 +226,7 @@ MAKERS: dict[str, Callable[[Target, Target | None, dict[str, Any]], dict[str, An
     "layer_skip": _layer_skip,
     "quantized": _quantized,
     **{name: partial(_head, name) for name in LANES},
+    "ssr": _ssr,
     "script": _script,
     "grammar": _grammar,
 }

@@ -23,6 +23,7 @@ DRAFTERS = {
     "horizontal": "surefoot.drafters.horizontal:HorizontalDrafter",
     "two_exit": "surefoot.drafters.cascade:CascadeDrafter",
     "dytc": "surefoot.drafters.dytc:DytcDrafter",
+    "ssr": "surefoot.ssr:SsrSource",
     "script": "surefoot.drafters.script:ScriptDrafter",
     "grammar": "surefoot.drafters.grammar:GrammarDrafter",
 }
@@ -30,11 +31,11 @@ WHOLE = ("model", "layer_skip", "quantized", "ngram")
 """Drafters that hybrid asks for whole drafts."""
 CASCADES = ("cascade", "horizontal", "two_exit", "dytc")
 """Drafters that ask others behind what was drafted."""
-UNMERGED = ("hybrid", "grammar", "script", *CASCADES)
+UNMERGED = ("hybrid", "grammar", "script", "ssr", *CASCADES)
 MERGED = "suffix/lookahead"
 """What hybrid merges unless told otherwise; ``auto`` adds the trained heads that come with the package for the model."""
-_USUAL = {"hybrid": MERGED, "dytc": "suffix"}
-"""What is made where a spec does not say ``of``; ``dytc`` adds trained heads as ``auto`` does."""
+_USUAL = {"hybrid": MERGED, "dytc": "suffix", "ssr": MERGED}
+"""What is made where a spec does not say ``of``; ``dytc`` and ``ssr`` add trained heads as ``auto`` does."""
 OWN = {
     "hybrid": ("of", "ask"),
     "cascade": ("of", "steps", "inner_k", "inner", "confidence"),
@@ -42,6 +43,10 @@ OWN = {
     "dytc": (
         *("of", "top", "k_max", "decay", "window", "warm_up", "t_min", "alphas", "costs"),
         *("tree", "siblings", "dynamic", "estimates", "stop"),
+    ),
+    "ssr": (
+        *("of", "ask", "draft_budget", "draft_tokens", "interval", "max_drafts", "drafts", "always", "prefix", "suffix"),
+        *("family", "start", "end", "force"),
     ),
     "two_exit": ("shallow", "deep", "shallow_layer", "deep_layer", "steps", "inner_k", "inner", "confidence"),
 }

@@ -58,8 +58,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="NAME[:K=V,…]",
         help="auto (default: hybrid, and what a grammar forces), none, hybrid, ngram, suffix, recycle, lookahead, retrieval, "
         "model, layer_skip, quantized, grammar, with trained heads medusa, hydra, eagle, eagle3, early_exit, early_exit_deep, "
-        "distilled, or made of others cascade, horizontal, two_exit, dytc; e.g. ngram:max_n=3,k=5, eagle:path=FOLDER, "
-        "cascade:of=quantized/suffix, or several: ngram+model",
+        "distilled, or made of others cascade, horizontal, two_exit, dytc; for models that think ssr; e.g. "
+        "ngram:max_n=3,k=5, eagle:path=FOLDER, cascade:of=quantized/suffix, or several: ngram+model",
     )
     group.add_argument(
         "--controller",
@@ -85,6 +85,37 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="the same with vLLM's keys: method, num_speculative_tokens, model, prompt_lookup_max, prompt_lookup_min",
     )
+    thinking = parser.add_argument_group("drafts of the answer while the model thinks (drafter ssr)")
+    for name, what in SSR.items():
+        thinking.add_argument(f"--ssr-{name}", type=int, metavar="N", help=what)
+
+
+SSR = {
+    "draft-budget": "tokens of thought before the first draft (learned)",
+    "draft-tokens": "most tokens of a draft (500)",
+    "interval": "tokens of thought between further drafts (one draft only)",
+    "max-drafts": "most drafts of a request (4, with an interval)",
+    "drafts": "how many of the latest drafts are kept side by side (2)",
+}
+"""Options of drafter ``ssr`` that have a flag of their own."""
+
+
+def drafter(args: argparse.Namespace) -> str:
+    """The drafter's specification, with the options that have a flag of their own."""
+    given = {name: value for name in SSR if (value := getattr(args, f"ssr_{name.replace('-', '_')}", None)) is not None}
+    spec: str = args.drafter
+    if not given:
+        return spec
+    name, _, rest = spec.partition(":")
+    if name not in ("ssr", "auto") or (name == "auto" and rest):
+        raise BadRequest(
+            f"--ssr-{next(iter(given))} belongs to drafter 'ssr', not to {spec!r}; leave it out, or give --drafter ssr"
+        )
+    said = {item.partition("=")[0].replace("_", "-") for item in rest.split(",")}
+    twice = next((name for name in given if name in said), None)
+    if twice is not None:
+        raise BadRequest(f"--ssr-{twice} is in --drafter {spec!r} too; give it once")
+    return "ssr:" + ",".join([*filter(None, [rest]), *(f"{name}={value}" for name, value in given.items())])
 
 
 def engine(args: argparse.Namespace, progress: Progress | None) -> Engine:
@@ -93,7 +124,7 @@ def engine(args: argparse.Namespace, progress: Progress | None) -> Engine:
 
     return loader.load(
         args.model,
-        args.drafter,
+        drafter(args),
         args.backend,
         controller=args.controller,
         num_speculative_tokens=args.num_speculative_tokens,
