@@ -32,10 +32,10 @@ from surefoot.control.breaker import Breaker
 from surefoot.core.cost import CostModel
 from surefoot.core.engine import Engine
 from surefoot.errors import SurefootError
-from surefoot.loader import DRAFTERS, open_target
-from surefoot.making import MERGED
-from surefoot.models import DEFAULT, fetch, resolve
-from surefoot.trained import LANES, find, wants
+from surefoot.loader import DRAFTERS, needs, open_target
+from surefoot.models import DEFAULT
+from surefoot.registry import MERGED
+from surefoot.trained import LANES
 
 CHAT = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
 WANTED = {"mt_bench": 1.45, "translation": 2.8, "summarization": 1.95, "qa": 1.55, "math_reasoning": 1.6, "rag": 2.5}
@@ -59,6 +59,8 @@ ROWS: dict[str, tuple[str, int | None]] = {
 """Drafter, and a fixed draft length; None: the controller ``auto``. ``hybrid-tree``: the same with three children a node."""
 SEVERAL = ("auto", "hybrid", "hybrid-tree")
 """Not single drafters."""
+DYNAMIC, LOOKUPS = "dytc", ("ngram", "ngram-4")
+"""The row of the dynamic cascade, and those of prompt lookup alone."""
 OWN = {
     "suffix": "shared_tokens=0",
     "lookahead": "shared=false",
@@ -100,9 +102,13 @@ class Maker:
     store: str | None
     heads: Mapping[str, str]
     """Drafter -> folder of its trained head, where that is not the one which comes with the package."""
+    own: Mapping[str, str]
+    """Rows of one's own: name -> drafter as the loader reads it."""
 
     def spec(self, name: str) -> str:
         """The drafter of a row, as the loader reads it. ``auto+HEAD``: what ``auto`` merges, and this head."""
+        if name in self.own:
+            return self.own[name]
         inner, _, head = name.partition("+")
         drafter = ROWS.get(inner, (inner, None))[0]
         options = [] if self.shared or drafter not in OWN else [OWN[drafter]]
@@ -127,7 +133,9 @@ class Maker:
         """Those that can be made here; a line about each of the others."""
         found = []
         for name in dict.fromkeys(names):
-            drafter = ROWS.get(name, (name, None))[0].partition("+")[0]
+            drafter = (
+                self.own[name].partition(":")[0] if name in self.own else ROWS.get(name, (name, None))[0].partition("+")[0]
+            )
             if drafter not in DRAFTERS and drafter != "auto":
                 print(f"left out: {name} (no drafter {drafter!r} is registered)")
                 continue
@@ -142,30 +150,52 @@ class Maker:
         return {PLAIN: engine(self.loaded, "none"), **{name: self.engine(name) for name in names}}
 
 
-def report(runs: Runs, tasks: dict[str, list[int]]) -> dict[str, Any]:
+def report(runs: Runs, tasks: dict[str, list[int]], own: Sequence[str] = ()) -> dict[str, Any]:
+    """``own``: rows of one's own, which are no single drafters."""
     everything = [i for chosen in tasks.values() for i in chosen]
     rows = {name: {task: summary(runs, name, chosen) for task, chosen in tasks.items()} for name in runs}
     figures: dict[str, Any] = {"rows": {}}
     print(f"| drafter | {' | '.join(tasks)} | mean | drafted tokens kept | answers that differ |")
     print("|---" * (len(tasks) + 4) + "|")
-    for name, own in rows.items():
+    for name, by_task in rows.items():
         every = summary(runs, name, everything)
-        mean = {key: statistics.fmean(r[key] for r in own.values()) for key in ("tau", "speedup")}
-        figures["rows"][name] = {"by_task": own, "mean_of_tasks": mean, "all_prompts_together": every}
-        cells = " | ".join(f"{r['tau']:.2f} / {r['speedup']:.2f}x" for r in [*own.values(), mean])
+        mean = {key: statistics.fmean(r[key] for r in by_task.values()) for key in ("tau", "speedup")}
+        figures["rows"][name] = {"by_task": by_task, "mean_of_tasks": mean, "all_prompts_together": every}
+        cells = " | ".join(f"{r['tau']:.2f} / {r['speedup']:.2f}x" for r in [*by_task.values(), mean])
         kept = f"{100 * every['drafted_tokens_kept']:.0f} %" if every["drafted_tokens"] else "–"
         print(f"| {name} | {cells} | {kept} | {every['answers_that_differ']} of {every['answers']} |")
     # a pass over a draft is no quicker than a plain one
     figures["faster_than_possible"] = [
-        f"{name}, {task}" for name, own in rows.items() for task, r in own.items() if r["speedup"] > DISTURBED * r["tau"]
+        f"{name}, {task}"
+        for name, by_task in rows.items()
+        for task, r in by_task.items()
+        if r["speedup"] > DISTURBED * r["tau"]
     ]
     if figures["faster_than_possible"]:
         print(
             "\ndisturbed, measure again on a quiet machine (speed-up over tau): " + "; ".join(figures["faster_than_possible"])
         )
-    if singles := [name for name in runs if name.partition("+")[0] not in (PLAIN, *SEVERAL)]:
+    if singles := [name for name in runs if name.partition("+")[0] not in (PLAIN, *SEVERAL, *own)]:
         figures["best_single"] = best(rows, singles, list(tasks))
+    if static := [name for name in own if name in rows and name != DYNAMIC]:
+        figures["cascades"] = cascades(rows, static, list(tasks))
     return figures
+
+
+def cascades(rows: dict[str, dict[str, Any]], static: Sequence[str], tasks: Sequence[str]) -> dict[str, Any]:
+    """The dynamic cascade against the best static one, on the mean of the tasks, and against lookup alone on each."""
+    means = {name: statistics.fmean(rows[name][task]["speedup"] for task in tasks) for name in static}
+    top = max(means, key=means.__getitem__)
+    found: dict[str, Any] = {"best_static": top, "its_mean_speedup": means[top]}
+    if DYNAMIC in rows:
+        mean = statistics.fmean(rows[DYNAMIC][task]["speedup"] for task in tasks)
+        found |= {"mean_speedup": mean, "over_best_static": mean / means[top]}
+        print(f"\n{DYNAMIC} on the mean of the tasks: {mean:.3f}x, best static cascade ({top}) {means[top]:.3f}x")
+        for lookup in [name for name in LOOKUPS if name in rows]:
+            over = {task: rows[DYNAMIC][task]["speedup"] / rows[lookup][task]["speedup"] for task in tasks}
+            found[f"over_{lookup}"] = over
+            print(f"{DYNAMIC} over {lookup}: " + ", ".join(f"{task} {ratio:.3f}" for task, ratio in over.items()))
+    return found
 
 
 def best(rows: dict[str, dict[str, Any]], singles: Sequence[str], tasks: Sequence[str]) -> dict[str, Any]:
@@ -200,6 +230,9 @@ def main() -> int:
         "--drafters", help="of the table's rows, or other names of drafters (with --trees: suffix,recycle,hybrid)"
     )
     parser.add_argument("--head", action="append", default=[], metavar="NAME=FOLDER", help="a trained head of your own")
+    parser.add_argument(
+        "--row", action="append", default=[], metavar="NAME=SPEC", help="a row of your own, such as v=cascade:of=…"
+    )
     parser.add_argument("--store", help="a datastore for the drafter retrieval")
     parser.add_argument("--shared", action="store_true", help="requests share their text, as shipped")
     parser.add_argument("--trees", action="store_true", help="trees against chains instead")
@@ -216,11 +249,11 @@ def main() -> int:
     except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
         parser.error(f"--data {args.data} is not question.jsonl of Spec-Bench ({error})")
     heads = dict(item.split("=", 1) for item in args.head)
+    own = dict(item.split("=", 1) for item in args.row)
     names = ([*ROWS] if not args.trees else []) if args.drafters is None else args.drafters.split(",")
     trained = [name for name in LANES if any(name in each.split("+") for each in names)]
-    path = fetch(resolve(args.model))
-    found = [find(name, {"path": heads[name]} if name in heads else {}, path) for name in trained]
-    loaded = open_target(args.model, precision=args.precision, **wants(found))
+    specs = [f"{name}:path={heads[name]}" if name in heads else name for name in trained] + [*own.values()]
+    loaded = open_target(args.model, precision=args.precision, **needs(specs, args.model))
     traits = loaded.model.traits
     cost = loaded.calibration.cost(loaded.model, refresh=not args.stored_costs)
     # tasks take turns
@@ -228,9 +261,9 @@ def main() -> int:
     places = {task: [at for at, (own, _) in enumerate(order) if own == task] for task in tasks}
     room = traits.max_context - args.length - traits.min_width
     prompts, cut = zip(*(encode(loaded.codec, asked[task][i], room) for task, i in order), strict=True)
-    maker = Maker(loaded, cost, args.shared, args.store, heads)
+    maker = Maker(loaded, cost, args.shared, args.store, heads, own)
     default = ["suffix", "recycle", "hybrid"] if args.trees else [*ROWS, *(["retrieval"] if args.store else [])]
-    wished = args.drafters.split(",") if args.drafters else default
+    wished = [*(args.drafters.split(",") if args.drafters else default), *own]
     if args.trees and (odd := [name for name in wished if name not in DRAFTERS]):
         parser.error(f"--trees takes names of drafters, not {odd[0]!r}; choose of {', '.join(DRAFTERS)}")
     names = maker.able(wished)
@@ -241,7 +274,7 @@ def main() -> int:
         figures = contest.report(runs, places)
     else:
         runs = run(partial(maker.build, names), prompts, args.length, args.repeats, tell)
-        figures = report(runs, places)
+        figures = report(runs, places, [*own])
     differ = sum(summary(runs, name, range(len(prompts)))["answers_that_differ"] for name in runs)
     setting = {
         "model": traits.name,

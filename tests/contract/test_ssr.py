@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from contract.conftest import FACTORIES, Backend
+from contract.conftest import FACTORIES, Backend, tiny
 from toys import ToyCodec, Truth
 from toys_ssr import forking, forks
 
@@ -192,6 +192,24 @@ def test_forks_give_way(backend):
     assert rows[-1].slot is not None
     go(e, rows)
     check(backend, ssr, e, rows)
+
+
+def test_forks_in_the_numbers_of_real_models(tmp_path):
+    """In bf16 sums depend on how passes are cut: forks must leave their requests in the class of passes that agree."""
+    from surefoot.backends.openvino import OpenVINOModel, from_transformers
+    from surefoot.backends.openvino.hardware import native_bf16, shared_core
+
+    if not native_bf16(shared_core()):
+        pytest.skip("this processor has no bf16")
+    folder = from_transformers(tiny("LlamaConfig"), tmp_path / "target")
+    target = OpenVINOModel(folder, precision="bf16", kv_tokens=8192, threads=1)
+    target.adopt(target.probe())
+    backend = Backend("openvino-bf16", target, target, lambda t: t.pool.blocks - t.pool.free, LENGTHS)
+    for kind, k in (("once", 3), ("iterative", 8), ("several", 5)):
+        e, ssr = engine(backend, kind, k)
+        rows = [e.add(prompt, params) for prompt, params in requests(backend)]
+        assert go(e, rows) > 1
+        check(backend, ssr, e, rows)
 
 
 @pytest.mark.parametrize("name", FACTORIES)

@@ -333,6 +333,15 @@ def test_the_cache_of_forks_is_not_kept_for_prompts() -> None:
     nothing_left(engine, ssr)
 
 
+def test_what_forks_said_is_not_kept_for_other_requests() -> None:
+    engine, ssr = thinking(toy())
+    row = engine.add(PROMPT, GREEDY)
+    steps(engine, [row])
+    assert row.stats.ssr.to_dict()["draft_tokens"] > 20
+    assert engine.drafters["suffix"].stats()["shared_tokens"] == len(row.output) + 1
+    nothing_left(engine, ssr)
+
+
 def test_other_drafters_see_forks_as_rows_with_a_cache_until_they_are_told_that_they_end() -> None:
     watched: dict[int, str] = {}
 
