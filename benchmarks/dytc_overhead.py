@@ -1,7 +1,7 @@
 """What the dynamic cascade itself costs: microseconds of a step, drafters and target taken out.
 
 Parts and bottom are stand-ins that answer from a list; what they take is measured and subtracted. A step is a proposal, and
-learning from its verdict; caches are swept before each as a pass of the model sweeps them.
+learning from its verdict; caches are swept before each as a pass of the model sweeps them. Processor time of the thread.
 
 1. ``bottom``: no part is worth its cost, so drafts come from the bottom alone (wanted: < 150 microseconds)
 2. ``parts``: parts are worth asking along the draft

@@ -19,6 +19,7 @@ class Line:
     id: int = 0
     n_prompt: int = field(default=1)
     drafted: Sequence[int] = ()
+    hidden: bool = False
 
     @property
     def base(self) -> Line:

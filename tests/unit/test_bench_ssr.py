@@ -155,7 +155,7 @@ def told(seconds: float, tokens: Sequence[int] = (1, 2, 3), **ssr: Any) -> Timin
 
 def test_a_summary() -> None:
     plain = [[told(2.0), told(3.0)], [told(4.0), told(5.0)]]
-    stages = {f"{stage}_seconds": 0.5 for stage in ("thought", "verify", "continuation")}
+    stages = {f"{stage}_seconds": 0.5 for stage in ("thought", "draft", "verify", "continuation")}
     counts = {"drafts": 1, "draft_tokens": 7, "prefix_tokens": 2, "suffix_tokens": 3, **stages}
     fast = [[told(1.0, **counts), told(9.0, (1, 2, 4), **counts)], [told(4.0), told(4.0)]]
     found = summary(fast, plain)

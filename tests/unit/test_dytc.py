@@ -418,6 +418,16 @@ def test_useless_parts_leave_the_bottom_alone_but_for_rare_probes() -> None:
     assert bench.made.parts[0].cost.seconds(1) == pytest.approx(0.9, rel=0.15)
 
 
+def test_exploring_keeps_to_its_seconds() -> None:
+    dear = Says(1, Clock(), slope=0.9)
+    bench = Bench([dear])
+    bench.steps(400, chain(4))
+    account = bench.made.account
+    seconds = sum(0.9 * k for _, k, _ in dear.calls)
+    assert account.spent == pytest.approx(seconds)
+    assert 0 < seconds < account.share * account.total + account.credit + 3 * 0.9
+
+
 def test_a_part_that_turns_right_is_found_again() -> None:
     part = Says(1, Clock(), 11, slope=0.1)
     bench = Bench([part])

@@ -15,7 +15,8 @@ from ..calibrate import machine
 from .timing import Timing
 from .variants import PLAIN
 
-STAGES = ("thought", "verify", "continuation")
+STAGES = ("thought", "draft", "verify", "continuation")
+"""Drafting is part of the thought: passes that a fork took part in."""
 
 
 def summary(own: Sequence[Sequence[Timing]], plain: Sequence[Sequence[Timing]]) -> dict[str, Any]:

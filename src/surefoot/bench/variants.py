@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import BadRequest
-from ..loader import DRAFTERS, assemble
+from ..loader import assemble
 
 if TYPE_CHECKING:
     from ..core.engine import Engine
@@ -59,30 +59,4 @@ def variants(
 
 def engine(target: Target, variant: Variant) -> Engine:
     """As ``surefoot.load`` makes it, on a target that all variants share."""
-    if variant.drafter.startswith("ssr") and "ssr" not in DRAFTERS:
-        return _by_hand(target, variant.drafter)
     return assemble(target, variant.drafter)
-
-
-def _by_hand(target: Any, drafter: str) -> Engine:
-    from ..core.engine import Engine
-    from ..drafter_spec import parse
-    from ..drafters.hybrid import HybridDrafter
-    from ..drafters.lookahead import LookaheadDrafter
-    from ..drafters.suffix import SuffixDrafter
-    from ..making import Made
-    from ..ssr import ForkControl, SsrOptions, SsrSource, choose
-    from ..steering import steer
-
-    [spec], _ = parse(drafter, ["ssr"])
-    options = {key: value for key, value in spec.options.items() if key != "family"}
-    codec, traits = target.codec, target.model.traits
-    template = codec.special.template if codec.has_template else None
-    family = choose(str(spec.options.get("family", "auto")), template)
-    control = ForkControl(SsrOptions(**options), target.calibration.cost(target.model), traits.min_width)
-    force = codec.encode(family.force, special=False)
-    own = SsrSource(family, codec.pieces, force, control, source=1)
-    others: list[Any] = [SuffixDrafter(source=2), LookaheadDrafter(known=codec.vocab_size, paths=traits.paths, source=3)]
-    merged = HybridDrafter([own, *others], paths=traits.paths, source=4)
-    made = Made([own, *others, merged], ["hybrid"], informed=True)
-    return Engine(target.model, made.drafters, steer("auto", made, None, {}, target), codec=codec)

@@ -75,8 +75,7 @@ def _needs(args: argparse.Namespace, asked: Asked) -> dict[str, Any]:
     """How the model has to be loaded for the drafters of all variants."""
     from .. import loader
 
-    known = ["none" if v.drafter.startswith("ssr") and "ssr" not in loader.DRAFTERS else v.drafter for v in asked.compared()]
-    return loader.needs(known, args.model)
+    return loader.needs([variant.drafter for variant in asked.compared()], args.model)
 
 
 def _asked(args: argparse.Namespace) -> Asked:

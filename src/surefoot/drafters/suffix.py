@@ -120,7 +120,7 @@ class SuffixDrafter:
         """Nothing: committed tokens are read from the rows when they next ask."""
 
     def forget(self, rows: Sequence[Row]) -> None:
-        """Move what the rows said into the shared store. Rows that never asked for a draft leave nothing, nor do hidden ones."""
+        """Move what the rows said into the shared store. Hidden ones, and those that never asked, leave nothing."""
         for row in rows:
             if self._rows.pop(row.id, None) is not None and self._shared is not None and not row.hidden:
                 said = row.tokens if self._share_prompts else row.tokens[row.n_prompt :]
