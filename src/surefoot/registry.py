@@ -41,7 +41,7 @@ OWN = {
     "cascade": ("of", "steps", "inner_k", "inner", "confidence"),
     "horizontal": ("of", "lengths"),
     "dytc": (
-        *("of", "top", "k_max", "decay", "window", "warm_up", "t_min", "alphas", "costs"),
+        *("of", "top", "k_max", "decay", "window", "warm_up", "t_min", "alphas", "costs", "objective"),
         *("tree", "siblings", "dynamic", "estimates", "stop"),
     ),
     "ssr": (

@@ -88,6 +88,12 @@ def test_the_end_of_a_thought_that_others_bring() -> None:
     assert own.ended([END, START]) is None
 
 
+def test_a_marker_is_used_up() -> None:
+    own = Family("own", "aa", "a", "a")
+    assert state(thought(A, A, family=own)) == (True, 2, 0, 0)
+    assert state(thought(A, A, B, A, family=own)) == (False, 2, 4, 2)
+
+
 def test_ids_of_a_padded_embedding_have_no_text() -> None:
     assert thought(START, 99, END).answer == 3
 
@@ -231,7 +237,7 @@ def test_of_two_hypotheses_the_right_one_goes_on() -> None:
         walk = walk.after(token)
     assert {token for token, _ in walk.candidates(3)} == {41, 7}
     assert walk.candidates(3)[0][0] == 41  # found again by two tokens says more than by none
-    assert [t for t, _ in walk.after(7).candidates(3)] == [8]
+    assert walk.after(7).candidates(3) == [(8, len(LEVELS) // 2 + 1)]
     assert walk.after(41).candidates(3)[0][0] == 42
 
 
