@@ -80,3 +80,11 @@ def test_a_head_may_be_named_where_a_kind_has_several_drafters(model, tmp_path):
     assert set(shipped(model, tmp_path / "weights").heads) == {"early_exit", "early_exit_deep"}
     with pytest.raises(BadRequest, match="a head of kind 'exit' is for drafter 'early_exit', not 'medusa'"):
         ship([("medusa", tmp_path / "one")], tmp_path / "weights", model)
+
+
+def test_cards_that_are_shipped_name_no_folders_of_the_machine():
+    from surefoot.train.ship import _PATHS
+
+    said = "surefoot train hydra --data /home/me/data-1/smol --out=/tmp/x/heads/hydra --lr 1e-3, 3/4 of 15/27/31, see a/b/c"
+    kept = "surefoot train hydra --data smol --out=hydra --lr 1e-3, 3/4 of 15/27/31, see a/b/c"
+    assert _PATHS.sub("", said) == kept

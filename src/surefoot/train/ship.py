@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,9 @@ from ..models import fetch, resolve
 from ..models.cache import content, label
 from ..trained import KINDS, LANES
 
-_PARTS = ("config.json", "card.json", "README.md")
+_CARDS = ("card.json", "README.md")
+_PATHS = re.compile(r"(?<![\w.~/])/(?:[\w.~-]+/)+(?=[\w.~-])")
+"""The folders of absolute paths."""
 
 
 def ship(
@@ -49,8 +52,9 @@ def ship(
             )
         place = weights / label(model) / name
         place.mkdir(parents=True, exist_ok=True)
-        for part in _PARTS:
-            shutil.copyfile(folder / part, place / part)
+        shutil.copyfile(folder / "config.json", place / "config.json")
+        for part in _CARDS:  # where the folders of a run were is nobody else's business
+            (place / part).write_text(_PATHS.sub("", (folder / part).read_text("utf-8")), "utf-8")
         for file in sorted(folder.glob("*.safetensors")):
             tensors = load_file(file)
             halved = {key: x.to(torch.float16) if x.dtype == torch.float32 else x for key, x in tensors.items()}
