@@ -84,9 +84,15 @@ def test_the_end_of_the_answer_is_foreseen_too() -> None:
     nothing_left(engine, ssr)
 
 
-def test_several_drafts_one_behind_the_other() -> None:
+@pytest.mark.parametrize("room", [{}, {"max_rows": 2}, {"capacity": 3 + 200 + 128 + 210}])
+def test_several_drafts_one_behind_the_other(room) -> None:
+    """They need room for one at a time."""
     target = toy(overlap=0.7)
-    engine, ssr = thinking(target, draft_budget=5, interval=8, max_drafts=3, drafts=2)
+    if "capacity" in room:
+        target.traits = replace(target.traits, **room)
+        room = {}
+    more = {"interval": 8, "max_drafts": 3, "drafts": 2, "draft_tokens": 40}
+    engine, ssr = thinking(target, draft_budget=5, engine=room, **more)
     row = engine.add(PROMPT, GREEDY)
     assert steps(engine, [row]) == 1  # a fork ends when the next one begins
     told = row.stats.ssr.to_dict()
@@ -226,6 +232,40 @@ def test_forks_give_way_to_requests_that_wait(tight) -> None:
     steps(engine, [first, second, third])
     for row in (first, second, third):
         assert row.output == said(target, row.tokens[:3], params)
+    nothing_left(engine, ssr)
+
+
+def test_no_forks_while_a_request_waits() -> None:
+    """Room that is too little for the one that waits is not for forks either."""
+    target = toy()
+    target.traits = replace(target.traits, capacity=2 * (3 + 200 + 128) + 50)
+    engine, ssr = thinking(target, draft_tokens=20)
+    row = engine.add(PROMPT, GREEDY)
+    engine.step()
+    other = engine.add([4, 5], SamplingParams(max_tokens=420))
+    assert steps(engine, [row]) == 0
+    assert other.slot is None
+    steps(engine, [other])
+    assert other.stats.ssr.to_dict()["drafts"] == 1
+    nothing_left(engine, ssr)
+
+
+def test_a_fork_that_had_no_part_in_the_last_pass_ends_too() -> None:
+    """A long prompt that was there before it takes all that a pass may read."""
+    target = toy(thought=20)
+    engine, ssr = thinking(target, engine={"chunk": 4}, others=False)
+    row = engine.add(PROMPT, GREEDY)
+    while len(row.output) < 9:
+        engine.step()
+    other = engine.add([0, *[1] * 200], SamplingParams(max_tokens=2))
+    until_forked(engine)
+    fork = forks(engine)[0]
+    while target.end not in row.output:
+        engine.step()
+    assert fork.output == []
+    assert fork.slot is None
+    assert fork not in engine._pool.running
+    steps(engine, [row, other])
     nothing_left(engine, ssr)
 
 
@@ -410,6 +450,35 @@ def test_who_is_forked(prompt, forked) -> None:
     else:
         assert "ssr" not in row.stats.by_source
         assert "ssr" not in row.stats.to_dict()
+    nothing_left(engine, ssr)
+
+
+def test_thoughts_that_come_again_in_one_output() -> None:
+    """Each is forked at the budget, and each answer is read from its own beginning."""
+    target = toy(overlap=1.0)
+    params = SamplingParams(max_tokens=145, ignore_eos=True)  # behind an answer the next turn follows at once
+    engine, ssr = thinking(target, interval=500, others=False)
+    row = engine.add(PROMPT, params)
+    steps(engine, [row])
+    assert row.output.count(target.end) == 2
+    told = row.stats.ssr.to_dict()
+    assert told["budgets"] == [10, 10]
+    assert told["prefix_tokens"] > 45
+    assert told["suffix_tokens"] == 0
+    nothing_left(engine, ssr)
+
+
+def test_forks_that_think_again_are_not_forked() -> None:
+    """Behind the end of a thought this model begins another."""
+    table = torch.zeros(7, 6, dtype=torch.float64)
+    for token, after in {0: 2, 1: 3, 2: 3, 3: 4, 4: 5, 5: 2, 6: 0}.items():
+        table[token, after] = 30.0
+    table[1] = table[6]
+    pieces = [b"<think>", b"</think>", b"c", b"d", b"e", b"f"]
+    engine, ssr = forking(TableModel(table), pieces, draft_budget=2, interval=4, max_drafts=5)
+    row = engine.add([0], SamplingParams(max_tokens=60))
+    assert steps(engine, [row]) == 1
+    assert row.stats.ssr.to_dict()["drafts"] == 5
     nothing_left(engine, ssr)
 
 

@@ -61,8 +61,10 @@ class _Own:
     """Tokens of the row that it stands behind."""
     fork: _Fork | None = None
     """The one that is under way."""
-    next: int = -1
-    """Tokens of thought at which the next one is due; -1: not decided."""
+    begin: int = -1
+    """Place of the thought that it belongs to, or would."""
+    next: int = 0
+    """Tokens of that thought at which the next one is due."""
     stats: SsrStats = field(default_factory=SsrStats)
 
 
@@ -119,10 +121,9 @@ class SsrSource:
         return walk
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
-        for row in rows:  # first of all, for their requests may end them now
+        for row, verdict in zip(rows, verdicts, strict=True):
             if row.id in self._forks:
                 self._read(self._forks[row.id])
-        for row, verdict in zip(rows, verdicts, strict=True):
             if verdict is None or row.hidden:
                 continue
             own = self._rows.get(row.id)
@@ -170,8 +171,8 @@ class SsrSource:
             fork.crowd = rows
             if not self.control.pays(moment):
                 self._end(own)
-        if own.next < 0:
-            own.next = self.control.first(budget)
+        if own.begin != thought.begin:
+            own.begin, own.next = thought.begin, self.control.first(budget)
         if own.stats.drafts >= options.most or thought.thought < own.next:
             return
         own.next = _NEVER if options.interval is None else thought.thought + options.interval

@@ -19,9 +19,9 @@ class SsrStats:
     verify        of the answer, as long as a draft agreed with it from the beginning
     continuation  the rest
 
-    ``draft_seconds``: of the passes that a fork took part in, which are the thought's. ``drafts``: forks. ``draft_tokens``: what
-    they said. ``prefix_tokens``, ``suffix_tokens``: of the answer, given by a draft that agreed from the beginning, and by one
-    behind a difference. ``budgets``: tokens of thought at each fork.
+    ``draft_seconds``: of the passes that a fork took part in, which are the thought's. ``drafts``: forks. ``draft_tokens``:
+    what they said. ``prefix_tokens``, ``suffix_tokens``: of the answer, given by a draft that agreed from the beginning, and
+    by one behind a difference. ``budgets``: tokens of thought at each fork.
     """
 
     thought_seconds: float = 0.0
