@@ -28,7 +28,7 @@ from surefoot.errors import BadRequest
 
 
 def row(id: int = 0, cached: int = 50) -> SimpleNamespace:
-    return SimpleNamespace(id=id, cached=cached)
+    return SimpleNamespace(id=id, cached=cached, tokens=range(cached + 1))
 
 
 def control(curve=lambda nodes, context: 1.0 + 0.05 * nodes, **options) -> MarginalController:

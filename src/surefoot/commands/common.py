@@ -85,9 +85,8 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="JSON",
         help="the same with vLLM's keys: method, num_speculative_tokens, model, prompt_lookup_max, prompt_lookup_min",
     )
-    thinking = parser.add_argument_group("drafts of the answer while the model thinks (drafter ssr)")
     for name, what in SSR.items():
-        thinking.add_argument(f"--ssr-{name}", type=int, metavar="N", help=what)
+        group.add_argument(f"--ssr-{name}", type=int, metavar="N", help=f"drafter ssr: {what}")
 
 
 SSR = {
