@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from toys import Custom, fixed, random_trees, run
@@ -276,3 +278,30 @@ def test_kept_nodes():
     assert kept(forest, 1, Verdict((), 9)) == [0, 1, 2]
     assert kept(forest, 2, None) == [0, 1]
     assert kept(Forest.pack(trees[:1], [[7]]), 0, Verdict((1,), 9)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ids", [None, (1, 4, 6, 7), (8, 7, 2)])
+@pytest.mark.parametrize("known", [None, 8])
+def test_a_plain_chain_is_drafted_as_one_whose_law_is_asked_for(ids, known):
+    """Words from ``known`` on are no tokens: a head that names them is not taken at its word."""
+    made = HeadDrafter(TableLane(DRAFT, ids), V, name="head", known=known)
+    engine = Engine(TARGET, [made])
+    told: list[int] = []
+
+    def never(law, token, depth):
+        told.append(token)
+        return False
+
+    for prompt in PROMPTS:
+        row = engine.add(prompt, SamplingParams(max_tokens=2, temperature=0.0))
+        plan = Plan("head", 4, 1, 4)
+        [quick] = made.propose([row], [plan])
+        made.observe([row], None, None, [None])
+        [slow] = made.propose([row], [replace(plan, stop=never)])
+        made.observe([row], None, None, [None])
+        assert quick.tokens.tolist() == slow.tokens.tolist()
+        assert len(quick) == 5
+        assert quick.q is None
+        assert max(quick.tokens[1:].tolist()) < (known or V)
+        engine.abort(row)
+    assert told

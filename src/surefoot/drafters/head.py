@@ -15,7 +15,7 @@ from ..core.request import Row
 from ..core.tree import DraftTree, Forest
 from .draft_law import DraftLaw
 from .lane import Lane
-from .model_tree import Growing, start
+from .model_tree import Growing, Plainest, start
 from .paths import Path, Paths, path, whole
 
 
@@ -27,6 +27,9 @@ class HeadDrafter:
         self.paths = Paths(lane)
         self._vocab = vocab_size
         self.known = vocab_size if known is None else min(known, vocab_size)
+        self._ids = None if lane.draft_ids is None else lane.draft_ids.tolist()
+        self._sound = max(self._ids, default=-1) < self.known if self._ids is not None else self.known == vocab_size
+        """Whether the head names no token that stands for nothing."""
 
     @property
     def lane(self) -> Lane:
@@ -41,22 +44,29 @@ class HeadDrafter:
             behind = path(row)
             depth = min(plan.depth, plan.nodes, self.lane.depth - len(behind) + 1)
             if depth >= 1 and plan.width >= 1 and self.paths.knows(row):
-                growing[i] = start(DraftLaw(row, self._vocab, self.known), replace(plan, depth=depth))
+                law, plan = DraftLaw(row, self._vocab, self.known), replace(plan, depth=depth)
+                growing[i] = Plainest(row, depth, self._ids) if self._plain(law, plan) else start(law, plan)
                 read[i] = {-1: behind[:-1]}
         while asked := [(i, node) for i, draft in growing.items() for node in draft.level]:
             for i, node in asked:
                 draft = growing[i]
                 read[i][node] = (*read[i][draft.parents[node]], draft.tokens[node])
-            said = whole(self.paths.said([(rows[i], read[i][node]) for i, node in asked]), self.lane.draft_ids, self._vocab)
+            said = self.paths.said([(rows[i], read[i][node]) for i, node in asked])
             at = 0
             for draft in growing.values():
                 nodes = list(draft.level)
                 if nodes:
-                    draft.grow(nodes, said[at : at + len(nodes)])
+                    own = said[at : at + len(nodes)]
+                    draft.grow(nodes, own if isinstance(draft, Plainest) else whole(own, self.lane.draft_ids, self._vocab))
                 at += len(nodes)
         for i, draft in growing.items():
             trees[i] = draft.tree(self.source)
         return trees
+
+    def _plain(self, law: DraftLaw, plan: Plan) -> bool:
+        """Whether the draft is a greedy chain that nothing shapes or stops, so that the head's own logits are enough."""
+        simple = law.greedy and law.row.state is None and plan.width == 1 and plan.stop is None
+        return simple and self._sound
 
     def observe(self, rows: Sequence[Row], forest: Forest, scores: Scores, verdicts: Sequence[Verdict | None]) -> None:
         self.paths.forget(rows)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..core.protocols import Array, Plan
+from ..core.request import Row
 from ..core.shaping import State
 from ..core.tree import DraftTree, integers
 from ..errors import BadRequest
@@ -41,6 +42,28 @@ def start(law: DraftLaw, plan: Plan) -> Growing:
     if plan.width == 1:
         return Chain(law, plan)
     return DrawnTree(law, plan) if law.fresh else LikelyTree(law, plan)
+
+
+class Plainest:
+    """A greedy chain of at most ``depth`` tokens whose logits nothing shapes; ``ids``: what a reduced vocabulary stands for.
+
+    Between two passes each operation on a whole vocabulary takes as long as a part of the head, so none is made.
+    """
+
+    def __init__(self, row: Row, depth: int, ids: Sequence[int] | None) -> None:
+        self.tokens, self.parents, self.level = row.tokens[-1:], [-1], [0]
+        self._depth, self._ids = depth, ids
+
+    def grow(self, nodes: Sequence[int], logits: Sequence[Tensor]) -> None:
+        """``logits``: of one node, over the reduced vocabulary."""
+        at = len(self.tokens)
+        best = int(logits[0].argmax())
+        self.tokens.append(best if self._ids is None else self._ids[best])
+        self.parents.append(at - 1)
+        self.level = [at] if at < self._depth else []
+
+    def tree(self, source: int) -> DraftTree:
+        return DraftTree.chain(self.tokens, None, source)
 
 
 class Chain:
