@@ -26,9 +26,6 @@ from .lane import Compile, Function
 if TYPE_CHECKING:
     from ..core.request import Row
 
-_MANY = 32
-"""Pairs of a call that are too many for the compiled step, which is made for a few."""
-
 
 class EagleLane:
     """``n_layers``: the target's, by which the head knows its taps. ``depth``: most tokens drafted in a row; ``context``: most
@@ -59,8 +56,7 @@ class EagleLane:
         self._device = head.embedding.device
         self._turns = torch.empty(0, 1, 2 * attention.config.head_dim)
         front, back = Front(head).eval(), Back(head).eval()
-        self._eager: tuple[Function, Function] = (front, back)
-        self._quick: tuple[Function, Function] = self._eager
+        self._step: tuple[Function, Function] = (front, back)
         self._copied = compile is not None
         """Whether results are buffers that the next call overwrites."""
         if compile is not None:
@@ -68,7 +64,7 @@ class EagleLane:
             pair = [torch.zeros(2, size, device=self._device), torch.zeros(2, size, device=self._device)]
             turn = torch.zeros(2, 1, self._turns.shape[-1], device=self._device)
             found = torch.zeros(2, self._heads * attention.config.head_dim, device=self._device)
-            self._quick = (
+            self._step = (
                 compile(cast(nn.Module, front), [*pair, turn], [[0], [0], [0]]),
                 compile(cast(nn.Module, back), [found, pair[0]], [[0], [0]]),
             )
@@ -109,7 +105,7 @@ class EagleLane:
             known = [s.row.first for s in states]
             return [state for state, _ in known], torch.cat([logits for _, logits in known])
         features = jobs[0].features if len(jobs) == 1 else torch.cat([job.features for job in jobs])
-        front, back = self._quick if len(features) <= _MANY else self._eager
+        front, back = self._step
         ids = integers([t for job in jobs for t in job.tokens]).to(self._device)
         turn = self._turn([p for job in jobs for p in range(job.begin, job.begin + len(job.tokens))])
         q, kv, residual = front(F.embedding(ids, self._table), features, turn)
