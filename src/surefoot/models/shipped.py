@@ -35,7 +35,7 @@ def root() -> Path | None:
 def shipped(model: Path, place: Path | None = None) -> Shipped:
     """The heads for the model at this path; none for most."""
     place = root() if place is None else place
-    if place is None:
+    if place is None or not model.exists():  # a target that was made in Python has no file
         return Shipped({})
     found = _index(place).get(content(model))
     if found is None:
