@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 from torch import Tensor
 
+from .abilities import Attaches as Attaches
+from .abilities import Closes as Closes
+from .abilities import Follows as Follows
 from .ends import Ends as Ends
 from .ends import Exits as Exits
 from .tree import DraftTree, Forest
 
 if TYPE_CHECKING:
-    from .engine import Engine
     from .noise import Noise
     from .request import Row
 
@@ -134,20 +136,6 @@ class TargetModel(Protocol):
         ...
 
 
-@runtime_checkable
-class Follows(Protocol):
-    """A model without a cache of its own: it reads what the passes of the real target showed of a row."""
-
-    @property
-    def depth(self) -> int:
-        """Most tokens that it can say behind those of a request, drafted ones included."""
-        ...
-
-    def follow(self, slot: Slot, row: Row) -> bool:
-        """Set the slot to the place in front of ``row.tokens[-1]``; False where the model has not seen what it needs there."""
-        ...
-
-
 class Stop(Protocol):
     """Ends a draft. Stopping *after* a token because of that token's own step is exact; taking it back is not."""
 
@@ -258,24 +246,6 @@ class Drafter(Protocol):
 
     def forget(self, rows: Sequence[Row]) -> None:
         """The rows ended; drop their state."""
-        ...
-
-
-@runtime_checkable
-class Attaches(Protocol):
-    """A drafter that has rows of its own run in the engine's passes."""
-
-    def attach(self, engine: Engine) -> None:
-        """Called once, by the engine that the drafter belongs to."""
-        ...
-
-
-@runtime_checkable
-class Closes(Protocol):
-    """A drafter that keeps something beyond the process, or holds something that it can give back."""
-
-    def close(self) -> None:
-        """Put it away. The drafter stays usable."""
         ...
 
 
