@@ -61,7 +61,7 @@ def steer(controller: str | Controller, made: Made, given: int | None, tree: Map
         found = _import(name)(tuple(drafters), costs, min_width=traits.min_width, **longest)
     if controller in ("auto", "breaker"):
         # marginal plans no draft by itself where drafts fail: all that is left to guard against is what drafting costs
-        slow = {"patience": 16, "longest": 256} if name == "marginal" else {}
+        slow: dict[str, Any] = {"patience": 16, "doubt": 1.0, "longest": 256} if name == "marginal" else {}
         found = _import("breaker")(found, costs, min_width=traits.min_width, **slow)
     return found
 

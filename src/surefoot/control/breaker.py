@@ -4,15 +4,17 @@ The gain of a pass is what it kept, at the price of plain decoding, over what it
 
     tokens kept a row x seconds of a plain pass / (draft + score + other)
 
-Closed (the inner controller plans) until the fading mean of the gain has been below 1 - ``margin`` for ``patience`` passes;
-then open (all plans are plain) for ``wait`` passes; then ``probe`` passes are planned by the inner controller again. If they
-did not lose, it is closed, else open for twice as long, up to ``longest``. Where all rows are new, so is the verdict: closed.
-The inner controller never hears of passes that it did not plan.
+Closed (the inner controller plans) until the fading mean of the gain has been below 1 - ``margin`` for ``patience`` passes, by
+``doubt`` standard errors: tokens come in runs, so a poor stretch is no proof. Then open (all plans are plain) for ``wait``
+passes; then ``probe`` passes are planned by the inner controller again. If they did not lose, it is closed, else open for twice
+as long, up to ``longest``. Where all rows are new, so is the verdict: closed. The inner controller never hears of passes that
+it did not plan.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Any
 
 from ..core.protocols import PLAIN, Controller, Costs, Plan, Verdict
@@ -28,6 +30,28 @@ _INSIST = 3
 """unless so many do in a row."""
 
 
+class _Fading:
+    """Mean of the latest values, and its standard error."""
+
+    __slots__ = ("_squares", "_sum", "_weight", "_weights")
+
+    def __init__(self) -> None:
+        self._weight = self._weights = self._sum = self._squares = 0.0
+
+    def add(self, value: float) -> None:
+        self._weight, self._weights = _FADE * self._weight + 1.0, _FADE * _FADE * self._weights + 1.0
+        self._sum, self._squares = _FADE * self._sum + value, _FADE * self._squares + value * value
+
+    @property
+    def mean(self) -> float:
+        return self._sum / self._weight
+
+    @property
+    def error(self) -> float:
+        spread = max(0.0, self._squares / self._weight - self.mean**2)
+        return sqrt(spread * self._weights) / self._weight
+
+
 class Breaker:
     """``costs``: what a plain pass takes; rows are padded to ``min_width``."""
 
@@ -38,24 +62,28 @@ class Breaker:
         *,
         margin: float = 0.02,
         patience: int = 8,
+        doubt: float = 0.0,
         wait: int = 32,
         longest: int = 1024,
         probe: int = 8,
         min_width: int = 1,
     ) -> None:
-        if not 0.0 <= margin < 1.0 or min(patience, wait, probe, min_width) < 1 or longest < wait:
+        if not 0.0 <= margin < 1.0 or doubt < 0.0 or min(patience, wait, probe, min_width) < 1 or longest < wait:
             raise BadRequest(
-                "breaker takes a margin in [0, 1), patience, wait, probe and min_width from 1 up, longest from wait up"
+                "breaker takes a margin in [0, 1), a doubt from 0 up, patience, wait, probe and min_width from 1 up, "
+                "longest from wait up"
             )
         self.inner = inner
         self.state = "closed"
         """``closed``: the inner controller plans; ``open``: plain decoding; ``probing``: it is tried again."""
         self._costs = costs
         self._margin, self._patience, self._probe, self._min_width = margin, patience, probe, min_width
+        self._doubt = doubt
         self._first = self._wait = wait
         self._longest = longest
         self._worth = self._took = 0.0
         """Fading sums of the two sides of the gain."""
+        self._losses = _Fading()
         self._low = self._left = self._strange = 0
         self._drafted = False
         """Whether the inner controller drafted anything in this probe."""
@@ -136,7 +164,8 @@ class Breaker:
                 self._decide()
             return
         self._worth, self._took = _FADE * self._worth + worth, _FADE * self._took + took
-        if self.gain >= 1.0 - self._margin:
+        self._losses.add((1.0 - self._margin) * took - worth)
+        if self._losses.mean <= self._doubt * self._losses.error:
             self._low = 0
         elif drafted:  # where it plans plain decoding itself, there is nothing to break
             self._low += 1
@@ -159,6 +188,7 @@ class Breaker:
         self.state, self._left, self._low, self._drafted = state, left, 0, False
         if state != "open":  # an open breaker shows the gain that opened it
             self._worth = self._took = 0.0
+            self._losses = _Fading()
 
     def forget(self, rows: Sequence[Row]) -> None:
         self._known.difference_update(row.id for row in rows)
