@@ -1,10 +1,11 @@
 """Every drafter and ``auto`` on the six tasks of Spec-Bench: tokens a pass, speed-up over own plain decoding, equality.
 
 The first turn of the first N questions of each task (of mt_bench: in file order), greedy, by all drafters in turn on one
-loaded model; see :mod:`paired` for how they are timed. Tasks take turns, so that none of them comes first to drafters that
-learn. Stores of text are each request's own (``--shared``: as shipped); the tables of ``recycle`` and what ``hybrid`` learns
-of its sources go on from question to question, as they do in use. Questions too long for the context are cut at their end,
-before the chat template, and counted. Exit status 1 if an answer differs from that of plain decoding.
+loaded model (early exits: on the same model, cut); see :mod:`paired` for how they are timed. Tasks take turns, so that none of
+them comes first to drafters that learn. Stores of text are each request's own (``--shared``: as shipped); the tables of
+``recycle`` and what ``hybrid`` learns of its sources go on from question to question, as they do in use. Questions too long
+for the context are cut at their end, before the chat template, and counted. Exit status 1 if an answer differs from that of
+plain decoding.
 
     python benchmarks/spec_bench.py --data question.jsonl [--limit 5] [--length 128] [--drafters suffix,auto] [--repeats 2]
     python benchmarks/spec_bench.py --data question.jsonl --trees      # trees against chains, see :mod:`shapes`
@@ -104,6 +105,10 @@ class Maker:
     """Drafter -> folder of its trained head, where that is not the one which comes with the package."""
     own: Mapping[str, str]
     """Rows of one's own: name -> drafter as the loader reads it."""
+    cut: Any = None
+    """The model once more, cut where drafters leave it early: its passes are a little dearer, so others do not use it."""
+    cutting: frozenset[str] = frozenset()
+    """Rows that need it."""
 
     def spec(self, name: str) -> str:
         """The drafter of a row, as the loader reads it. ``auto+HEAD``: what ``auto`` merges, and this head."""
@@ -124,7 +129,11 @@ class Maker:
 
     def engine(self, name: str) -> Engine:
         if name != "hybrid-tree":
-            return engine(self.loaded, self.spec(name), ROWS.get(name.partition("+")[0], (name, None))[1])
+            return engine(
+                self.cut if name in self.cutting else self.loaded,
+                self.spec(name),
+                ROWS.get(name.partition("+")[0], (name, None))[1],
+            )
         inner, costs = marginal(self.loaded, self.cost, width=3)
         guarded = Breaker(inner, costs, min_width=self.loaded.model.traits.min_width)
         return engine(self.loaded, self.spec(name), controller=guarded)
@@ -252,16 +261,21 @@ def main() -> int:
     own = dict(item.split("=", 1) for item in args.row)
     names = ([*ROWS] if not args.trees else []) if args.drafters is None else args.drafters.split(",")
     trained = [name for name in LANES if any(name in each.split("+") for each in names)]
-    specs = [f"{name}:path={heads[name]}" if name in heads else name for name in trained] + [*own.values()]
-    loaded = open_target(args.model, precision=args.precision, **needs(specs, args.model))
+    specs = {name: f"{name}:path={heads[name]}" if name in heads else name for name in trained} | own
+    early = {name: spec for name, spec in specs.items() if "cut" in needs([spec], args.model)}
+    specs = {name: spec for name, spec in specs.items() if name not in early}
+    loaded = open_target(args.model, precision=args.precision, **needs(specs.values(), args.model))
+    cut = open_target(args.model, precision=args.precision, **needs(early.values(), args.model)) if early else None
     traits = loaded.model.traits
     cost = loaded.calibration.cost(loaded.model, refresh=not args.stored_costs)
+    if cut is not None:
+        cut.calibration.cost(cut.model, refresh=not args.stored_costs)
     # tasks take turns
     order = [(task, i) for i in range(args.limit) for task in tasks if i < len(asked[task])]
     places = {task: [at for at, (own, _) in enumerate(order) if own == task] for task in tasks}
     room = traits.max_context - args.length - traits.min_width
-    prompts, cut = zip(*(encode(loaded.codec, asked[task][i], room) for task, i in order), strict=True)
-    maker = Maker(loaded, cost, args.shared, args.store, heads, own)
+    prompts, shortened = zip(*(encode(loaded.codec, asked[task][i], room) for task, i in order), strict=True)
+    maker = Maker(loaded, cost, args.shared, args.store, heads, own, cut, frozenset(early))
     default = ["suffix", "recycle", "hybrid"] if args.trees else [*ROWS, *(["retrieval"] if args.store else [])]
     wished = [*(args.drafters.split(",") if args.drafters else default), *own]
     if args.trees and (odd := [name for name in wished if name not in DRAFTERS]):
@@ -281,7 +295,7 @@ def main() -> int:
         "dtype": traits.dtype,
         "min_width": traits.min_width,
         "questions": {task: len(own) for task, own in places.items()},
-        "questions_cut": sum(cut),
+        "questions_cut": sum(shortened),
         "median_prompt_tokens": {task: statistics.median(len(prompts[i]) for i in own) for task, own in places.items()},
         "median_output_tokens": {
             task: statistics.median(len(runs[PLAIN][i][0].tokens) for i in own) for task, own in places.items()
@@ -292,7 +306,7 @@ def main() -> int:
         "text_shared_between_requests": args.shared,
         "cost_curve": cost.to_dict(),
     }
-    print(f"\nquestions cut to fit: {sum(cut)} of {len(prompts)}; answers that differ from plain decoding: {differ}")
+    print(f"\nquestions cut to fit: {sum(shortened)} of {len(prompts)}; answers that differ from plain decoding: {differ}")
     name = ("trees" if args.trees else "spec_bench") if args.name is None else args.name
     if name:
         print(f"written: {write(name, setting | figures)}")
