@@ -42,8 +42,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP) ## answer with the real model, plain and speculative, and compare
 	@$(BIN)/surefoot demo $(ARGS)
 
-test: $(STAMP) ## run the tests (ARGS="-k tree" narrows them)
-	@$(BIN)/python -m pytest $(ARGS)
+# Of two cores one test uses little more than one. A file stays with one worker: its fixtures load models.
+WORKERS ?= 2
+
+test: $(STAMP) ## run the tests (ARGS="-k tree" narrows them; WORKERS=0: in one process)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-gpu: $(STAMP) ## run the tests that need a CUDA device
 	@$(BIN)/python -c 'import sys, torch; sys.exit(0 if torch.cuda.is_available() else "no CUDA device here; run this on a machine with one and a CUDA build of torch")'
@@ -77,7 +80,12 @@ $(HEADS)/text: $(STAMP)
 train-weights: $(HEADS)/text ## train the heads that come with the default model, and put them under weights/
 	@$(TRAIN) eagle $(ON_TEXT) --out $(HEADS)/eagle --batch-tokens 2048 --epochs 3
 	@$(TRAIN) hydra $(ON_TEXT) --out $(HEADS)/hydra --batch-tokens 1024 --epochs 2 --set taps_read=15/27/31
-	@$(BIN)/python -m surefoot.train.ship --model smollm2-135m-instruct weights $(HEADS)/eagle $(HEADS)/hydra
+	@$(TRAIN) medusa $(ON_TEXT) --out $(HEADS)/medusa --batch-tokens 1024 --epochs 3
+	@$(TRAIN) distill $(ON_TEXT) --out $(HEADS)/distilled --batch-tokens 2048 --epochs 3
+	@$(TRAIN) exit $(ON_TEXT) --out $(HEADS)/exit --batch-tokens 2048 --epochs 3 --set layer=6
+	@$(TRAIN) exit $(ON_TEXT) --out $(HEADS)/exit-deep --batch-tokens 2048 --epochs 3 --set layer=15
+	@$(BIN)/python -m surefoot.train.ship --model smollm2-135m-instruct weights $(HEADS)/eagle $(HEADS)/hydra \
+		$(HEADS)/medusa $(HEADS)/distilled $(HEADS)/exit early_exit_deep=$(HEADS)/exit-deep
 
 clean: ## remove caches and build products; keeps .venv and downloaded models
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

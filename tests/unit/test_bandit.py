@@ -174,7 +174,7 @@ def test_drafting_is_charged_to_the_drafter_that_drafted():
             [Verdict((), 0)],
             Costs(0.3 * plan.nodes, 1.0, 0.0, plan.nodes + 1, 0, 10),
         )
-    assert costs.draft("x") == pytest.approx(0.3)
+    assert costs.opening("x") + costs.draft("x") == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("seconds", [0.0, float("nan"), float("inf")])

@@ -314,12 +314,12 @@ def test_one_retry_that_is_right_is_enough_where_drafts_were_right_before():
 # goodput over a batch
 
 
-def best_lengths(reaches, prices, cost, floor: int = 1) -> float:
+def best_lengths(reaches, prices, cost, floor: int = 1, opening: float = 0.0) -> float:
     """The best rate there is, by trying all lengths."""
 
     def rate(lengths) -> float:
         tokens = len(reaches) + sum(sum(r[:k]) for r, k in zip(reaches, lengths))
-        drafting = sum(p * k for p, k in zip(prices, lengths))
+        drafting = sum(p * k for p, k in zip(prices, lengths)) + (opening if any(lengths) else 0.0)
         return tokens / (cost(sum(max(k + 1, floor) for k in lengths)) + drafting)
 
     return max(rate(lengths) for lengths in itertools.product(*(range(len(r) + 1) for r in reaches)))
@@ -327,7 +327,8 @@ def best_lengths(reaches, prices, cost, floor: int = 1) -> float:
 
 @pytest.mark.parametrize("floor", [1, 2, 4])
 @pytest.mark.parametrize("price", ["none", "equal", "own"])
-def test_a_batch_gets_the_best_lengths_there_are(floor, price):
+@pytest.mark.parametrize("opening", [0.0, 0.1, 0.6])
+def test_a_batch_gets_the_best_lengths_there_are(floor, price, opening):
     rng = random.Random(1)
     for _ in range(60):
         rows, depth = rng.randint(1, 4), rng.randint(1, 4)
@@ -339,11 +340,11 @@ def test_a_batch_gets_the_best_lengths_there_are(floor, price):
         }[price]
         slope, knee = rng.random() * 0.5, rng.randint(1, 12)
         curve = lambda n: 1.0 + slope * n + 0.4 * max(0, n - knee)  # noqa: E731
-        lengths, rate = allocate(reaches, prices, curve, floor=floor)
+        lengths, rate = allocate(reaches, prices, curve, floor=floor, openings=[opening] * rows)
         tokens = rows + sum(sum(r[:k]) for r, k in zip(reaches, lengths))
-        drafting = sum(p * k for p, k in zip(prices, lengths))
+        drafting = sum(p * k for p, k in zip(prices, lengths)) + (opening if any(lengths) else 0.0)
         assert rate == pytest.approx(tokens / (curve(sum(max(k + 1, floor) for k in lengths)) + drafting))
-        assert rate == pytest.approx(best_lengths(reaches, prices, curve, floor), rel=1e-9)
+        assert rate == pytest.approx(best_lengths(reaches, prices, curve, floor, opening), rel=1e-9)
 
 
 def test_in_a_batch_the_row_that_accepts_more_drafts_more():

@@ -122,6 +122,26 @@ def test_draft_costs_are_learned_by_drafter_even_in_a_pass_of_another_size():
     assert costs.draft("b") == pytest.approx(0.3)
 
 
+@pytest.mark.parametrize("opening, each", [(1.2, 0.6), (0.0, 0.5), (0.9, 0.05)])
+def test_what_a_first_call_costs_and_what_a_token_costs_are_told_apart(opening, each):
+    costs = LiveCosts(seed)
+    costs.learn(step(2, 1.0, draft=opening + each), {"x": 1})
+    assert costs.opening("x") == costs.draft("x") == pytest.approx((opening + each) / 2)
+    rng = random.Random(3)
+    for _ in range(800):
+        n = rng.randint(1, 5)
+        costs.learn(step(2, 1.0, draft=opening + n * each), {"x": n})
+    assert costs.opening("x") == pytest.approx(opening, abs=0.05)
+    assert costs.draft("x") == pytest.approx(each, abs=0.02)
+
+
+def test_drafts_of_one_length_only_are_charged_right_for_it():
+    costs = LiveCosts(seed)
+    for took in (0.8, *[0.5] * 60):
+        costs.learn(step(2, 1.0, draft=took), {"x": 3})
+    assert costs.opening("x") + 3 * costs.draft("x") == pytest.approx(0.5)
+
+
 def test_drafts_that_were_dear_once_are_not_held_dear():
     costs = LiveCosts(seed)
     costs.learn(step(2, 1.0, draft=30.0), {"model": 1})  # it read a prompt

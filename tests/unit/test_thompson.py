@@ -159,7 +159,7 @@ def test_it_takes_the_drafter_that_promises_more_for_its_price():
     """Three exits of one model: the deeper, the surer and the dearer."""
     costs = live(0.02)
     for name, price in (("exit-4", 0.02), ("exit-8", 0.1), ("exit-20", 0.9)):
-        costs.learn(Costs(price, 1.0, 0.0, 2, 0, 10), {name: 1})
+        costs.learn(Costs(4 * price, 1.0, 0.0, 5, 0, 10), {name: 4})
     names = ["exit-4", "exit-8", "exit-20"]
     assert certain(ThompsonController(names, costs), 0.3, 0.8, 0.99).plan([row()])[0].drafter == "exit-8"
     assert certain(ThompsonController(names, costs), 0.7, 0.8, 0.99).plan([row()])[0].drafter == "exit-4"

@@ -52,7 +52,8 @@ class LiveCosts:
         self._last = 0
         self._strange = 0
         self._learned = 0
-        self._drafts: dict[str, float] = {}
+        self._drafts: dict[str, tuple[float, float]] = {}
+        """By drafter: seconds that a step with drafts of it takes whatever their length, and seconds a token."""
         self._rising: list[float] = []
         """Scores of 1, 2, … nodes at context ``_at``, made rising."""
         self._at = -1
@@ -68,8 +69,12 @@ class LiveCosts:
         return known[max(nodes, 1) - 1] if known else self._corrected(1, context)
 
     def draft(self, name: str) -> float:
-        """Seconds that one drafted token costs this drafter; 0 before anything is known."""
-        return self._drafts.get(name, 0.0)
+        """Seconds that one more drafted token costs this drafter; 0 before anything is known."""
+        return self._drafts.get(name, (0.0, 0.0))[1]
+
+    def opening(self, name: str) -> float:
+        """Seconds that drafts of this drafter cost beside, however long: a first call finds cold caches, and may catch up."""
+        return self._drafts.get(name, (0.0, 0.0))[0]
 
     def learn(self, costs: Costs, drafted: Mapping[str, int]) -> None:
         """What a step took; ``drafted``: tokens that each drafter drafted in it."""
@@ -118,15 +123,19 @@ class LiveCosts:
         self._at = -1
 
     def _learn_drafts(self, seconds: float, drafted: Mapping[str, int]) -> None:
-        """Where several drafted in one step, each is charged by what it is known to cost."""
-        known = [n * self._drafts.get(name, 0.0) for name, n in drafted.items()]
+        """Least mean squares, normalised. Where several drafted in one step, each is charged by what it is known to cost."""
+        known = [self.opening(name) + n * self.draft(name) for name, n in drafted.items()]
         shares = known if known and all(known) else [float(n) for n in drafted.values()]
         for (name, n), share in zip(drafted.items(), shares, strict=True):
-            took = seconds * share / sum(shares) / n
-            before = self._drafts.get(name)
-            if before is None:
-                self._drafts[name] = took
-            else:
-                # catching up after a pause makes a draft dear once; the usual price is the lower one
-                rate = 0.25 if took < before else 0.1
-                self._drafts[name] = before + rate * (min(took, max(2.0 * before, 1e-6)) - before)
+            took = seconds * share / sum(shares)
+            if name not in self._drafts:
+                # of a first call for one token half is believed to be there for all that follow
+                self._drafts[name] = (took / 2, took / 2) if n == 1 else (0.0, took / n)
+                continue
+            opening, each = self._drafts[name]
+            before = opening + n * each
+            # catching up after a pause makes a draft dear once; the usual price is the lower one
+            rate = 0.25 if took < before else 0.1
+            error = rate * (min(took, max(2.0 * before, 1e-6)) - before) / (1 + n * n)
+            opening, each = opening + error, each + n * error
+            self._drafts[name] = max(0.0, opening + n * min(0.0, each)), max(0.0, each + min(0.0, opening) / n)

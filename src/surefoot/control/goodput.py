@@ -119,7 +119,8 @@ class GoodputController:
 
         reaches = [self._reach(state, d, shared) for state, d in zip(states, chosen, strict=True)]
         own = [prices[d] for d in chosen]
-        lengths, rate = allocate(reaches, own, seconds, floor=self._min_width, margin=_MARGIN)
+        opened = [self.costs.opening(self._names[d]) for d in chosen]
+        lengths, rate = allocate(reaches, own, seconds, floor=self._min_width, margin=_MARGIN, openings=opened)
         return [
             self._one(row.id, state, d, k, reach, rate * price, context)
             for row, state, d, k, reach, price in zip(rows, states, chosen, lengths, reaches, own, strict=True)
@@ -158,6 +159,7 @@ class GoodputController:
                     floor=floor,
                     margin=_MARGIN,
                     beside=others,
+                    openings=[self.costs.opening(self._names[d])],
                 )
                 for d, price in enumerate(prices)
             ]
@@ -240,7 +242,8 @@ class GoodputController:
             reach.update(accepted, state.asked)
         state.idle = 0
         plain = self.costs.score(self._min_width, context)
-        drafts = state.asked * self.costs.draft(self._names[state.drafter])
+        name = self._names[state.drafter]
+        drafts = self.costs.opening(name) + state.asked * self.costs.draft(name)
         state.balance += 1 + accepted - (self.costs.score(state.size, context) + drafts) / plain
         # a retry may show that drafts have turned right: again at once, while that loses no more than a pass
         state.again = state.again and accepted > 0 and state.balance > -1.0
@@ -248,7 +251,8 @@ class GoodputController:
     def _rest(self, state: _State, context: int) -> None:
         """A bout of drafting is over: how long to wait until the next retry."""
         size = max(2, self._min_width)
-        took = self.costs.score(size, context) + self.costs.draft(self._names[state.drafter])
+        name = self._names[state.drafter]
+        took = self.costs.score(size, context) + self.costs.opening(name) + self.costs.draft(name)
         extra = took / self.costs.score(self._min_width, context) - 1.0
         longest = min(max(_LONGEST, self._retry), max(self._retry, int(extra / _SPEND)))
         self._wait = state.wait = self._retry if state.balance > 0 else min(2 * state.wait, longest)

@@ -63,12 +63,14 @@ def allocate(
     floor: int = 1,
     margin: float = 0.0,
     beside: int = 0,
+    openings: Sequence[float] = (),
 ) -> tuple[list[int], float]:
     """Draft lengths of rows that share a pass, and the tokens a second that they promise.
 
-    Maximises (B + sum of reach) / (seconds(sum of sizes) + sum of price x length), to within ``margin``: a longer draft must
-    promise so much more. ``reaches[b]`` falls with depth; ``prices[b]``: seconds of each drafted token; ``floor``: rows are
-    padded to it; ``beside``: other rows of the pass, which draft nothing.
+    Maximises (B + sum of reach) / (seconds(sum of sizes) + opening + sum of price x length), to within ``margin``: a longer
+    draft must promise so much more. ``reaches[b]`` falls with depth; ``prices[b]``: seconds of each drafted token;
+    ``openings[b]``: seconds beside, once a pass, where row b drafts (of several rows the most); ``floor``: rows are padded to
+    it; ``beside``: other rows of the pass, which draft nothing.
 
     A drafted token is worth reach - rate x price. Drafts are prefixes and reach falls, so at the best rate the best set of
     every size is all that fits into padding and is worth anything, and then a prefix of the others, sorted by worth. The
@@ -78,7 +80,7 @@ def allocate(
     rate = rows / seconds(rows * floor)
     lengths = [0] * len(reaches)
     while True:
-        found, worth = _scan(reaches, prices, seconds, floor, margin, rows, rate)
+        found, worth = _scan(reaches, prices, openings or [0.0] * len(reaches), seconds, floor, margin, rows, rate)
         if worth <= rate:
             return lengths, rate
         lengths, rate = found, worth
@@ -89,6 +91,7 @@ def allocate(
 def _scan(
     reaches: Sequence[Sequence[float]],
     prices: Sequence[float],
+    openings: Sequence[float],
     seconds: Callable[[int], float],
     floor: int,
     margin: float,
@@ -102,14 +105,15 @@ def _scan(
         for depth, reach in enumerate(row, 1)
         if reach >= rate * price
     )
-    tokens, size, drafting = float(rows), rows * floor, 0.0
+    tokens, size, drafting, opening = float(rows), rows * floor, 0.0, 0.0
     best = rows / seconds(size)
     count = 0
     for n, (paid, _, depth, b) in enumerate(order, 1):
         tokens += reaches[b][depth - 1]
         size += paid
         drafting += prices[b]
-        worth = tokens / (seconds(size) + drafting)
+        opening = max(opening, openings[b])
+        worth = tokens / (seconds(size) + opening + drafting)
         if worth > best * (1.0 + margin):
             best, count = worth, n
     lengths = [0] * len(reaches)

@@ -134,12 +134,12 @@ class ThompsonController:
         beliefs = self._beliefs(row)
         for name in self._names:
             theta = float(self._rng.beta(*beliefs[name].shape))
-            each = rows * self._costs.draft(name)
+            each, opening = rows * self._costs.draft(name), self._costs.opening(name)
             tokens = reach = 1.0
             for k in range(1, self._max + 1):
                 reach *= theta
                 tokens += reach
-                worth = rows * tokens / (k * each + passes[k])
+                worth = rows * tokens / (opening + k * each + passes[k])
                 if worth > most:
                     best, most = (name, k), worth
         return best
