@@ -120,7 +120,7 @@ def test_agreement_makes_surer():
 
 def test_unasked_is_no_evidence():
     made = merged(Lane(), Text({5: 11}, sure=6.0))
-    place = made._look(tuple(s.walk(row(5)) for s in made._sources), row(5), 1, 0, 1.0)
+    place = made._look(tuple(s.walk(row(5)) for s in made._sources), row(5), Plan("hybrid", 1, 1, 1), 0, 1.0)
     assert place.kinds == {11: (0, UNASKED, 0)}
     assert made.calibration.alone(1, UNASKED) == 0.0
     assert made.calibration.alone(1, len(WEIGHTS) - 3) == WEIGHTS[-3]
@@ -165,9 +165,9 @@ def test_trees_branch_at_the_head():
 def test_rows_that_share_a_pass_ask_less():
     alone, crowd = Lane(0.5), Lane(0.5)
     plan = Plan(depth=1, nodes=1, width=1)
-    merged(alone, Text({5: 11}, sure=0.4)).propose([row(5)], [plan])
+    merged(alone, Text({5: 11}, sure=0.4), ask=0.2).propose([row(5)], [plan])
     rows = [row(5, id=i) for i in range(9)]
-    merged(crowd, Text({5: 11}, sure=0.4)).propose(rows, [plan] * 9)
+    merged(crowd, Text({5: 11}, sure=0.4), ask=0.2).propose(rows, [plan] * 9)
     assert len(alone.steps) == 1
     assert crowd.steps == []
 

@@ -222,7 +222,7 @@ def test_a_tree_holds_the_nodes_of_largest_reach(one: dict, two: dict, depth: in
     cut = Cut()
     tree = ask(made, [0], Plan(depth=depth, nodes=nodes, width=width, cut=cut))
     every: list[float] = []
-    front = [(made._look(tuple(s.walk(Line([0])) for s in made._sources), Line([0]), width, 1, 1.0), 1.0)]
+    front = [(made._look(tuple(s.walk(Line([0])) for s in made._sources), Line([0]), Plan("hybrid", 8, width, 8), 1, 1.0), 1.0)]
     for _ in range(depth):
         following = []
         for place, reach in front:
@@ -231,7 +231,7 @@ def test_a_tree_holds_the_nodes_of_largest_reach(one: dict, two: dict, depth: in
                 every.append(reach * chance)
                 walks = tuple(walk.after(-negative) for walk in place.walks)
                 now = reach * chance
-                following.append((made._look(walks, Line([0]), width, depth_class(now), now), now))
+                following.append((made._look(walks, Line([0]), Plan("hybrid", 8, width, 8), depth_class(now), now), now))
         front = following
     assert cut.reach == pytest.approx(sorted(every, reverse=True)[:nodes])
     assert len(tree) == 1 + min(nodes, len(every))

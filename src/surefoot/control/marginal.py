@@ -145,6 +145,7 @@ class MarginalController:
             self._max,
             floor=min(floor, 1.0),
             free=free,
+            rate=rate,
             hold=hold,
             sizes=self._sizes,
             cut=_Cut(self, state, rate, others, context),

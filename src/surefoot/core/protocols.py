@@ -162,6 +162,7 @@ class Plan:
 
     ``floor``: a proposal whose estimated probability of being reached lies under it is not worth its cost; the first ``free``
     nodes only fill padding, and cost nothing.
+    ``rate``: tokens a second that decoding reaches, over all rows: what a second of drafting is worth; 0: not told.
     ``hold``: pad the row to this many nodes if the draft is shorter, where changing the size of a pass is dear; ``sizes``
     (rising): pad a draft to the least of these that holds it.
     ``stop``: asked after each drafted token by drafters that know the law it came from. ``cut``: asked at the end by drafters
@@ -175,6 +176,7 @@ class Plan:
     nodes: int = 0
     floor: float = 0.0
     free: int = 0
+    rate: float = 0.0
     hold: int = 0
     sizes: tuple[int, ...] = ()
     stop: Stop | None = None

@@ -2,8 +2,8 @@
 
 At a place each source names tokens with the level of its evidence; equal tokens are one candidate, whose kind is the tuple of
 levels. :class:`~.calibration.Calibration` says how often candidates of that kind have been right, and each row leans to the
-better or the worse. A source may be *dear*: it is asked only where the cheap ones leave doubt worth its cost, that is where
-reach x (1 - best chance) is at least ``ask``. Along a path the chances multiply: the estimated probability that a node is
+better or the worse. A source may be *dear*: it is asked only where the cheap ones leave doubt that is worth its cost (see
+:mod:`.asking`). Along a path the chances multiply: the estimated probability that a node is
 reached. A chain follows the best candidate; a tree takes the nodes of largest reach. How much of that is worth its cost,
 ``plan.cut`` says. Proposals are points (q = None), and each node is marked with the source that was surest of it.
 
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from ..core.protocols import Need, Plan, Scores, Verdict
 from ..core.tree import PENDING, DraftTree, Forest
 from ..errors import BadRequest
+from .asking import Asking, best
 from .calibration import OTHER, SILENT, UNASKED, Calibration, Kind, depth_class
 from .evidence import Source, Walk
 from .grow import tree
@@ -38,24 +39,29 @@ _LEAN, _FADE = 0.2, 0.99
 """How quickly a row leans, and forgets."""
 
 
+_Heard = tuple[int, float, int | None]
+"""A dear source that was asked, the doubt there, and the token that would have been drafted without."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Place:
     """A node of the draft under way: where each source stands there, and what they name."""
 
     walks: tuple[Walk, ...]
     kinds: dict[int, Kind]
+    heard: tuple[_Heard, ...] = ()
 
 
 class HybridDrafter:
     """Drafter ``hybrid``. ``sources``: each is also a drafter of the engine, which tells them of passes.
 
-    ``paths``: the target computes a tree path by path, so that a branch costs its ancestors again. ``ask``: chance of being the
-    one to settle a place from which on a dear source is asked.
+    ``paths``: the target computes a tree path by path, so that a branch costs its ancestors again. ``ask``: the doubt from
+    which on a dear source is asked; None: from where that pays.
     """
 
     name = "hybrid"
 
-    def __init__(self, sources: Sequence[Source], *, paths: bool = False, ask: float = 0.2, source: int = 8) -> None:
+    def __init__(self, sources: Sequence[Source], *, paths: bool = False, ask: float | None = None, source: int = 8) -> None:
         numbers = [s.source for s in sources]
         if not sources or len(set(numbers)) != len(numbers):
             raise BadRequest(
@@ -69,9 +75,10 @@ class HybridDrafter:
         dear = [getattr(s, "dear", False) for s in sources]
         self._cheap = [i for i, own in enumerate(dear) if not own]
         self._dear = [i for i, own in enumerate(dear) if own]
-        if isinstance(ask, bool) or not isinstance(ask, int | float) or not 0 <= ask <= 1:
+        if ask is not None and (isinstance(ask, bool) or not isinstance(ask, int | float) or not 0 <= ask <= 1):
             raise BadRequest(f"hybrid: ask={ask!r} must be a number from 0 to 1")
-        self._least = self._ask = float(ask)
+        self._asking = {i: Asking(sources[i], ask) for i in self._dear}  # type: ignore[arg-type]
+        self._crowd = 1.0
         self._blank = [UNASKED if own else SILENT for own in dear]
         self.calibration = Calibration([s.weights for s in sources])
         self._drafts: dict[int, tuple[list[dict[int, Kind]], list[int]]] = {}
@@ -79,6 +86,8 @@ class HybridDrafter:
 
         Of shadows nothing is kept: their drafts may never be scored.
         """
+        self._heard: dict[int, list[tuple[_Heard, ...]]] = {}
+        """The same of dear sources."""
         self._leans: dict[int, float] = {}
         self._refused: set[int] = set()
         """Rows whose last draft was not wholly accepted."""
@@ -86,34 +95,37 @@ class HybridDrafter:
     def propose(self, rows: Sequence[Row], plans: Sequence[Plan]) -> list[DraftTree]:
         for each in self._whole:
             each.prepare(rows, plans)
-        self._ask = min(1.0, self._least * (1.0 + _CROWD * (len({row.id for row in rows}) - 1)))
+        self._crowd = 1.0 + _CROWD * (len({row.id for row in rows}) - 1)
         return [self._one(row, plan) for row, plan in zip(rows, plans, strict=True)]
 
     def _one(self, row: Row, plan: Plan) -> DraftTree:
         if min(plan.depth, plan.nodes, plan.width) < 1:
             return DraftTree.chain(row.tokens[-1:])
         depth = int(row.id not in self._refused) if row.base is row else _BEHIND
-        root = self._look(tuple(s.walk(row) for s in self._sources), row, plan.width, depth, 1.0)
+        root = self._look(tuple(s.walk(row) for s in self._sources), row, plan, depth, 1.0, True)
         if plan.width == 1:
             return self._chain(row, plan, root)
         return self._tree(row, plan, root)
 
-    def _look(self, walks: tuple[Walk, ...], row: Row, width: int, depth: int, reach: float) -> _Place:
+    def _look(self, walks: tuple[Walk, ...], row: Row, plan: Plan, depth: int, reach: float, first: bool = False) -> _Place:
         kinds: dict[int, list[int]] = {}
         blank = [*self._blank]
         for s in self._cheap:
-            self._hear(s, walks[s], kinds, blank, width)
-        if self._dear and reach >= self._ask:
+            self._hear(s, walks[s], kinds, blank, plan.width)
+        asked: list[tuple[int, float, int | None]] = []
+        if self._dear:
             chance, lean = self.calibration.chance, self._leans.get(row.id, 0.0)
             for s in self._dear:
-                sure = max([chance((*kind, depth), lean) for kind in kinds.values()], default=0.0)
-                if reach * (1.0 - sure) < self._ask:
-                    break
+                sure, token = best([(chance((*kind, depth), lean), -token) for token, kind in kinds.items()])
+                doubt = reach * (1.0 - sure)
+                if not self._asking[s].pays(doubt, first, plan.rate, self._crowd):
+                    continue
+                asked.append((s, doubt, token))
                 blank[s] = SILENT
                 for kind in kinds.values():
                     kind[s] = SILENT
-                self._hear(s, walks[s], kinds, blank, width)
-        return _Place(walks, {token: (*kind, depth) for token, kind in kinds.items()})
+                self._hear(s, walks[s], kinds, blank, plan.width)
+        return _Place(walks, {token: (*kind, depth) for token, kind in kinds.items()}, tuple(asked))
 
     @staticmethod
     def _hear(s: int, walk: Walk, kinds: dict[int, list[int]], blank: list[int], width: int) -> None:
@@ -133,7 +145,7 @@ class HybridDrafter:
     def _chain(self, row: Row, plan: Plan, place: _Place) -> DraftTree:
         tokens, sources = [row.tokens[-1]], [PENDING]
         reaches: list[float] = []
-        places = [place.kinds]
+        places = [place]
         reach, limit = 1.0, min(plan.depth, plan.nodes)
         chance, lean = self.calibration.chance, self._leans.get(row.id, 0.0)
         while len(reaches) < limit and place.kinds:
@@ -146,8 +158,8 @@ class HybridDrafter:
             sources.append(self._surest(place.kinds[token]))
             reaches.append(reach)
             if len(reaches) < limit:
-                place = self._look(tuple([walk.after(token) for walk in place.walks]), row, 1, depth_class(reach), reach)
-                places.append(place.kinds)
+                place = self._look(tuple([walk.after(token) for walk in place.walks]), row, plan, depth_class(reach), reach)
+                places.append(place)
         n = len(reaches) if plan.cut is None else plan.cut(reaches, [1] * len(reaches))
         self._keep(row, places[: n + 1], tokens[: n + 1])
         return tree(tokens[: n + 1], list(range(-1, n)), sources[: n + 1])
@@ -157,7 +169,7 @@ class HybridDrafter:
         reaches: list[float] = []
         work: list[int] = []
         depth, inner, size = [0], [False], 1
-        places = [place.kinds]
+        places = [place]
         heap: list[tuple[float, int, int, int, _Place]] = []
         node, reach, order = 0, 1.0, 0
         chance, lean = self.calibration.chance, self._leans.get(row.id, 0.0)
@@ -186,15 +198,17 @@ class HybridDrafter:
             reaches.append(reach)
             work.append(extra)
             size += extra
-            place = self._look(tuple([walk.after(token) for walk in before.walks]), row, plan.width, depth_class(reach), reach)
-            places.append(place.kinds)
+            place = self._look(tuple([walk.after(token) for walk in before.walks]), row, plan, depth_class(reach), reach)
+            places.append(place)
         n = len(reaches) if plan.cut is None else plan.cut(reaches, work)
         self._keep(row, places[: n + 1], tokens[: n + 1])
         return tree(tokens[: n + 1], parents[: n + 1], sources[: n + 1])
 
-    def _keep(self, row: Row, places: list[dict[int, Kind]], tokens: list[int]) -> None:
+    def _keep(self, row: Row, places: list[_Place], tokens: list[int]) -> None:
         if row.base is row:
-            self._drafts[row.id] = places, tokens
+            self._drafts[row.id] = [place.kinds for place in places], tokens
+            if self._dear:
+                self._heard[row.id] = [place.heard for place in places]
 
     def _surest(self, kind: Kind) -> int:
         """The number of the source that is surest of a token of this kind."""
@@ -213,6 +227,7 @@ class HybridDrafter:
             self._refused.add(row.id)
         else:
             self._refused.discard(row.id)
+        heard = self._heard.pop(row.id, None)
         lean = self._leans.get(row.id, 0.0)
         moved = lean
         path = (0, *verdict.path)
@@ -221,6 +236,9 @@ class HybridDrafter:
                 break
             said = tokens[path[depth + 1]] if depth + 1 < len(path) else verdict.token
             drafted = tokens[node + 1] if node + 1 < len(tokens) else -1
+            for s, doubt, without in heard[node] if heard else ():
+                right = (len(verdict.path) - depth) * (drafted == said != without)
+                self._asking[s].learn(doubt, right if drafted in (-1, said) else -int(without == said))
             for token, kind in places[node].items():
                 error = self.calibration.learn(kind, token == said, lean)
                 if token == drafted:
@@ -230,5 +248,6 @@ class HybridDrafter:
     def forget(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._drafts.pop(row.id, None)
+            self._heard.pop(row.id, None)
             self._leans.pop(row.id, None)
             self._refused.discard(row.id)
