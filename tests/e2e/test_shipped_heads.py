@@ -13,22 +13,35 @@ from surefoot.models import content, fetch, resolve, shipped
 ROOT = Path(__file__).parents[2]
 MODEL = "smollm2-135m-instruct"
 LENGTH, EVERY = 64, 7
-SPECS = (
+HEADS = ("medusa", "hydra", "eagle", "distilled", "early_exit", "early_exit_deep")
+WHOLE = (
+    "auto",
+    "medusa",
     "eagle",
     "hydra",
+    "distilled",
     "hybrid:of=suffix/hydra",
+    "hybrid:of=suffix/distilled/medusa,ask=0.3",
     "cascade:of=eagle/suffix",
     "cascade:of=hydra/ngram,steps=2",
     "horizontal:of=hydra/suffix,lengths=2/4",
     "dytc:of=hydra/eagle/suffix",
 )
+CUT = ("early_exit", "early_exit_deep", "two_exit", "cascade:of=early_exit/suffix")
+"""Drafters that leave the model early, for which it is cut."""
+SPECS = (*WHOLE, *CUT)
 
 pytestmark = pytest.mark.timeout(1800)
 
 
 @pytest.fixture(scope="module")
 def target() -> Target:
-    return open_target(MODEL, **needs(SPECS))
+    return open_target(MODEL, **needs(WHOLE))
+
+
+@pytest.fixture(scope="module")
+def cut() -> Target:
+    return open_target(MODEL, **needs(CUT))
 
 
 @pytest.fixture(scope="module")
@@ -45,22 +58,24 @@ def plain(target: Target, prompts: list[list[int]]) -> list[tuple[int, ...]]:
 
 @pytest.mark.parametrize("controller", ["fixed", "auto"])
 @pytest.mark.parametrize("spec", SPECS)
-def test_no_token_changes(target, prompts, plain, spec, controller):
-    engine = assemble(target, spec, controller=controller)
+def test_no_token_changes(target, cut, prompts, plain, spec, controller):
+    """Cut or whole, the model is the same."""
+    engine = assemble(cut if spec in CUT else target, spec, controller=controller)
     found = [engine.generate(p, max_tokens=LENGTH, temperature=0.0) for p in prompts]
     engine.close()
     assert [c.token_ids for c in found] == plain
     if controller == "fixed":
         kept = {name for c in found for name, counts in c.stats.by_source.items() if counts.accepted_tokens}
-        heads = {"eagle", "hydra"} & set(spec.replace("=", "/").replace(",", "/").replace(":", "/").split("/"))
+        named = set(spec.replace("=", "/").replace(",", "/").replace(":", "/").split("/"))
+        heads = set(HEADS) & ({"auto": {"hydra"}, "two_exit": {*HEADS[4:]}}.get(spec, named))
         assert kept & heads, "no token of a trained head was ever right"
 
 
-@pytest.mark.parametrize("name", ["eagle", "hydra"])
-def test_it_is_about_as_often_right_as_its_card_says(target, prompts, name):
+@pytest.mark.parametrize("name", HEADS)
+def test_it_is_about_as_often_right_as_its_card_says(target, cut, prompts, name):
     """The card counts all places of unknown text; an engine drafts behind refusals, where it is harder."""
     card = json.loads((shipped(fetch(resolve(MODEL))).heads[name] / "card.json").read_text("utf-8"))
-    engine = assemble(target, name, controller="fixed", num_speculative_tokens=1)
+    engine = assemble(cut if name in CUT else target, name, controller="fixed", num_speculative_tokens=1)
     stats = [engine.generate(p, max_tokens=LENGTH, temperature=0.0).stats for p in prompts]
     engine.close()
     rate = sum(s.accepted_tokens for s in stats) / sum(s.draft_tokens for s in stats)
@@ -69,7 +84,8 @@ def test_it_is_about_as_often_right_as_its_card_says(target, prompts, name):
 
 def test_every_head_has_a_card_and_all_are_small():
     found = shipped(fetch(resolve(MODEL)))
-    assert {"eagle", "hydra"} <= set(found.heads)
+    assert set(HEADS) == set(found.heads)
+    assert found.auto == ("hydra",)
     for folder in found.heads.values():
         card = json.loads((folder / "card.json").read_text("utf-8"))
         assert card["target"]["content"] == content(fetch(resolve(MODEL)))
