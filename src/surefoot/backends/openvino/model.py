@@ -98,6 +98,7 @@ class OpenVINOModel:
         options, rounded = compile_options(self.precision, threads), self.precision == "bf16"
         self._folder, self._threads, self._taps = Path(folder), threads, taps
         self._sections: Sections | None = None
+        self._ends: Ends | None = None
         if cuts:
             inner = [t for t in taps if t not in cuts]
             parts = [Runner(core, part, options) for part in split(model, structure, cuts, inner, rounded)]
@@ -247,7 +248,9 @@ class OpenVINOModel:
 
     def ends(self) -> Ends:
         """The tables that the model reads and says tokens with, and its final norm."""
-        return ends(self._folder)
+        if self._ends is None:
+            self._ends = ends(self._folder)
+        return self._ends
 
     def trial(self) -> OpenVINOTrial:
         """To try skip sets on texts."""
