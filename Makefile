@@ -85,7 +85,7 @@ train-weights: $(HEADS)/text ## train the heads that come with the default model
 	@$(TRAIN) exit $(ON_TEXT) --out $(HEADS)/exit --batch-tokens 2048 --epochs 3 --set layer=6
 	@$(TRAIN) exit $(ON_TEXT) --out $(HEADS)/exit-deep --batch-tokens 2048 --epochs 3 --set layer=15
 	@$(BIN)/python -m surefoot.train.ship --model smollm2-135m-instruct weights $(HEADS)/eagle $(HEADS)/hydra \
-		$(HEADS)/medusa $(HEADS)/distilled $(HEADS)/exit early_exit_deep=$(HEADS)/exit-deep
+		$(HEADS)/medusa $(HEADS)/distilled $(HEADS)/exit early_exit_deep=$(HEADS)/exit-deep --auto hydra --taps 15 27 31
 
 clean: ## remove caches and build products; keeps .venv and downloaded models
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

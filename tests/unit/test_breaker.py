@@ -100,6 +100,27 @@ def test_auto_costs_at_most_three_per_cent_where_drafts_do_not_pay(shape, draft,
         assert took < plain(price)
 
 
+def opened(doubt: float, right: Callable[[int], bool]) -> tuple[int, float]:
+    """How often a breaker around drafts of three opens, and a token's time."""
+    price = SHAPES["tenth"]
+    breaker = Breaker(FixedController("script", 3), LiveCosts(lambda n, c: price(n)), patience=16, doubt=doubt)
+    took = seconds(breaker, price, 0.0, right)
+    return breaker.stats()["opened"], took
+
+
+def test_a_poor_stretch_among_good_ones_is_no_proof():
+    """Drafts gain 8 % on average, and their luck varies by as much over some fifty passes."""
+    hasty, careful = opened(0.0, chance(0.3)), opened(1.0, chance(0.3))
+    assert careful[0] < hasty[0]
+    assert careful[1] < hasty[1] < 1.0
+
+
+def test_what_loses_in_every_pass_is_stopped_as_soon_in_spite_of_doubt():
+    hasty, careful = opened(0.0, lambda i: False), opened(1.0, lambda i: False)
+    assert careful == hasty
+    assert careful[1] < 1.0 / 0.97
+
+
 @pytest.mark.parametrize("floor", [1, 2])
 @pytest.mark.parametrize("draft", [0.0, 0.1])
 @pytest.mark.parametrize("shape", SHAPES)

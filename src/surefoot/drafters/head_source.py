@@ -82,7 +82,7 @@ class HeadSource:
         """What is read of a prompt, or caught up with after a pause, makes a step dear once: that is not its price."""
         late = len(row.tokens) - self._read.get(row.id, 0) > _LATE
         if first:
-            self._read = {id: count for id, count in self._read.items() if id != row.id}
+            self._read.pop(row.id, None)  # the latest comes last
             self._read[row.id] = len(row.tokens)
             if len(self._read) > _ROWS:
                 del self._read[next(iter(self._read))]
