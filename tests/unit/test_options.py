@@ -21,6 +21,11 @@ def processor(ids, logits):
     return logits
 
 
+def named(options):
+    """The same in every process: workers must agree on the names of tests."""
+    return str({name: getattr(value, "__name__", value) for name, value in options.items()})
+
+
 def test_whole_numbers_and_numbers():
     assert [is_int(x) for x in (0, -3, 2**90, True, 1.0, "1", None)] == [True, True, True, False, False, False, False]
     assert [is_int(x, 2) for x in (1, 2, 3)] == [False, True, True]
@@ -138,7 +143,7 @@ def test_options_that_contradict_each_other_are_refused(options, why):
         {"logits_processors": processor},
         {"n": 128, "echo": True},
     ],
-    ids=str,
+    ids=named,
 )
 def test_good_values_are_taken(options):
     SamplingParams.build(options)
@@ -182,7 +187,7 @@ ALL = [
 ]
 
 
-@pytest.mark.parametrize("options", ALL, ids=str)
+@pytest.mark.parametrize("options", ALL, ids=named)
 def test_params_survive_being_made_again(options):
     """`replace` runs all checks on values that are in their canonical form already."""
     params = SamplingParams.build(options)
@@ -192,7 +197,7 @@ def test_params_survive_being_made_again(options):
     assert replace(replace(params, seed=5), seed=params.seed) == params
 
 
-@pytest.mark.parametrize("options", ALL, ids=str)
+@pytest.mark.parametrize("options", ALL, ids=named)
 def test_equal_options_are_equal_and_hash_alike(options):
     one, other = SamplingParams.build(options), SamplingParams.build(dict(reversed(options.items())))
     assert one == other
