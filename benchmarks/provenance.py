@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -13,11 +14,13 @@ from surefoot import __version__
 from surefoot.calibrate import machine
 
 RESULTS = Path(__file__).parent / "results"
+_FOLDERS = re.compile(r"(?:^|(?<=[=,]))(?:~|\.{0,2})/(?:[^/,=]+/)*")
+"""In front of a file: from the root, from here or from home. Names of drafters, as in of=eagle/suffix, are no paths."""
 
 
 def _told(argument: str) -> str:
     """Where a file lies on this machine is nobody's business: its name is enough."""
-    return Path(argument).name if "/" in argument else argument
+    return _FOLDERS.sub("", argument)
 
 
 def provenance() -> dict[str, str]:
